@@ -292,6 +292,7 @@ def train(
         finally:
             complete.checkpoints.saver.make_way()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
+    Prompts(spec)  # refused before the text is tokenized, which may take long
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)
     with peak.watched:

@@ -19,7 +19,7 @@ from service.scheduler.quotas import Limits, Quotas
 
 MOST_AT_ONCE = 128  # waiting jobs
 VERDICT_SECONDS = 10.0  # by then an autoscaler has seen a request
-ASIDE_SECONDS = 120.0
+ASIDE_SECONDS = 120.0  # the first one, and longer for each that is aside already, or those found first would be back
 REPEAT_SECONDS = 60.0  # a cluster whose head was restarted has forgotten earlier requests
 
 Bundles = tuple[Bundle, ...]
@@ -115,7 +115,7 @@ class Autoscaling:
                 self._most = max(1, refused // 2)
                 if refused == 1:
                     much = waiting[0].bundles
-                    self._aside.append((much, now + ASIDE_SECONDS))
+                    self._aside.append((much, now + ASIDE_SECONDS * (1 + len(self._aside))))
                     waiting = [wish for wish in waiting if wish.bundles[: len(much)] != much]
         bundles = allocated + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
         if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:

@@ -218,15 +218,15 @@ def jobs_to_run(folder: Path, count: int, surplus: int, chance: random.Random) -
     fates = [fate for fate in FATES for _ in range(count // 10)]
     fates += ["left alone"] * (count - len(fates)) + [SURPLUS] * surplus
     chance.shuffle(fates)
-    corpus, too_short = write_corpus(folder / "corpus"), folder / "too-short"
-    too_short.mkdir()
-    (too_short / "one.txt").write_text("one")
+    corpus, damaged = write_corpus(folder / "corpus"), folder / "damaged"
+    damaged.mkdir()
+    (damaged / "text.txt").write_bytes(b"one two " * 2**18 + b"\xff")  # which a rank finds, and not the API
     training = {"steps": STEPS, "evaluate_every_steps": STEPS}
     layout = {"tensor_parallel_size": 1}
     faults = {"max_restarts": 100}
     spec = tiny_job(corpus, "unused", training=training, parallelism=layout, fault_tolerance=faults)
     plain = spec.model_dump(mode="json") | {"checkpoint": {"every_steps": 6}}
-    doomed = plain | {"data": {"source": {"kind": "text", "paths": [str(too_short)]}}}
+    doomed = plain | {"data": {"source": {"kind": "text", "paths": [str(damaged)]}}}
     others = {"doomed": doomed, SURPLUS: plain | {"group": SURPLUS, "priority": -1}}
     return [(fate, others.get(fate, plain)) for fate in fates]
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -71,9 +72,12 @@ def test_samples_are_told_in_a_line(ranks: Ranks, corpus: Path, tmp_path: Path) 
     assert first.seconds > 0
 
 
-def test_a_prompt_without_room_or_a_tokenizer_that_is_gone_ends_the_job(
-    ranks: Ranks, corpus: Path, tmp_path: Path
-) -> None:
+def before_any_text(spec: JobSpec) -> None:
+    with patch("boost_core.train.loop.load_corpus", side_effect=AssertionError("the text is tokenized")):
+        train_and_record(spec)
+
+
+def test_a_prompt_without_room_ends_the_job_at_once(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     from boost_core.data.tokenizers import train_bpe
 
     (tmp_path / "tokenizer.json").write_text(train_bpe([b"the quick brown fox"], 260))
@@ -83,4 +87,4 @@ def test_a_prompt_without_room_or_a_tokenizer_that_is_gone_ends_the_job(
         corpus, tmp_path / "c", sample, data=data, model={"vocab_size": 270}, parallelism={"tensor_parallel_size": 1}
     )
     with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens, .* has room for only 20"):
-        ranks.run(1, train_and_record, spec)
+        ranks.run(1, before_any_text, spec)

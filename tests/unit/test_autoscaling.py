@@ -153,6 +153,12 @@ def test_those_that_need_as_much_are_set_aside_with_it_for_a_while() -> None:
     assert 202 in office.passes(ASIDE_SECONDS + 8 * VERDICT_SECONDS, requests(50, 50, 60, 40, 2))
 
 
+def test_many_that_no_nodes_could_hold_keep_nobody_from_theirs() -> None:
+    office = Office(10)
+    bad = [ResourceRequest(f"bad-{size}", (Bundle({"CPU": size}),)) for size in range(100, 116)]  # no two alike
+    assert 1 in office.passes(30 * VERDICT_SECONDS, [*bad, *requests(1)])
+
+
 def test_not_more_are_asked_for_at_once_than_an_autoscaler_can_bear() -> None:
     office = Office(1000)
     assert office.passes(5, requests(*[1] * 10_000)) == {MOST_AT_ONCE}
