@@ -153,13 +153,13 @@ def test_all_that_is_overridden_is_held_to_its_source(ours: type) -> None:
 def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> None:
     rank = Rank()
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(rank.train, assigned(1), None, {})
+        first = thread.submit(rank.train, assigned(1), None, {}, None)
         assert within(5, lambda: rank._generations)
         rank.abort()
         assert first.result(5) == RankEnd(End.CONNECTION, BROKEN_UP)
         with pytest.raises(RankFailed):  # Ray Train starts it all the same
             rank._train(1)
-        second = thread.submit(rank.train, assigned(2), None, {})
+        second = thread.submit(rank.train, assigned(2), None, {}, None)
         assert within(5, lambda: 2 in rank._generations)
         rank.stop(RankEnd(End.HALTED))
         assert rank._train(2) == second.result(5) == RankEnd(End.HALTED)
@@ -168,7 +168,7 @@ def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> 
 def test_a_failed_rank_is_an_error_for_ray_train_and_an_end_for_the_gang() -> None:
     rank, failed = Rank(), RankEnd(End.FAILED, "no text is in the corpus")
     with ThreadPoolExecutor(1) as thread:
-        end = thread.submit(rank.train, assigned(1), None, {})
+        end = thread.submit(rank.train, assigned(1), None, {}, None)
         assert within(5, lambda: rank._generations)
         rank.stop(failed)
         with pytest.raises(RankFailed, match="no text is in the corpus"):
@@ -208,7 +208,7 @@ class Gang:
     def form(self, generation: int, *numbers: int) -> None:
         ranks = [self._ranks[number] for number in numbers]
         self._trained = [
-            rank.actor.train.remote(assigned(generation, index), None, {}) for index, rank in enumerate(ranks)
+            rank.actor.train.remote(assigned(generation, index), None, {}, None) for index, rank in enumerate(ranks)
         ]
         self._run.form(generation, ranks)
 
