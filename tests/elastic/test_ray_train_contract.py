@@ -32,7 +32,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.state import list_actors
 
-from service.gang.assignment import ON_THE_HEAD, End, GangContext, RankEnd
+from boost_core.messages import LogLine
+from service.gang.assignment import ON_THE_HEAD, End, GangContext, Message, RankEnd
 from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
@@ -47,6 +48,7 @@ from service.gang.ray_train.mirror import (
 )
 from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker, RunWorker
 from service.gang.status import GangPhase, JobTag
+from service.gang.worker.rank_metrics import SupervisorReporter
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access
 from tests.elastic.ray_cluster import Nodes
@@ -332,3 +334,51 @@ def test_a_run_ends_as_the_gang_does(nodes: Nodes, tmp_path: Path) -> None:
     assert (status("job-2"), run_of("job-2").status_detail) == ("ERRORED", "no text is in the corpus")
     assert status("job-3") == "ABORTED"
     assert run_of("job-2").end_time_ns <= time.time_ns()
+
+
+class Inbox:
+    """A supervisor that only notes who sends it what."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+
+    def push(self, message: Message) -> None:
+        self._messages.append(message)
+
+    def take(self) -> list[Message]:
+        messages, self._messages = self._messages, []
+        return messages
+
+
+class ReportingRank(Rank):
+    def __init__(self, supervisor: Any, number: int) -> None:
+        super().__init__()
+        self._supervisor, self._first = supervisor, None
+        self._reporter = SupervisorReporter(self._push, number)
+        self._worker.relay = self._reporter.relay
+
+    def log(self, text: str) -> None:
+        self._reporter.report(LogLine(rank=1, level="INFO", message=text))
+        self._reporter.flush(60)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
+def test_the_first_rank_relays_signs_of_life_unless_it_is_gone_or_hangs(nodes: Nodes, fault: signal.Signals) -> None:
+    inbox = ray.remote(Inbox).options(num_cpus=0).remote()
+    actor: Any = ray.remote(ReportingRank).options(num_cpus=0, max_concurrency=CALLS_AT_ONCE)
+    first, second = (actor.remote(inbox, number) for number in range(2))
+    place, _ = ray.get([first.where.remote(), second.where.remote()])
+    first.train.remote(assigned(1), None, {}, None)
+    second.train.remote(assigned(1, 1), None, {}, first)
+
+    def received() -> list[tuple[int, list[int]]]:
+        """Who has sent a message since the last call, and whose it brought."""
+        return [(each.worker, [other.worker for other in each.others]) for each in ray.get(inbox.take.remote())]
+
+    assert within(90, lambda: (0, [1]) in received())
+    os.kill(place.pid, fault)
+    ray.get(second.log.remote("a report"), timeout=60)
+    assert 1 in {worker for worker, _ in received()}, "it has arrived"
+    assert within(60, lambda: (1, []) in received())
+    if fault is signal.SIGSTOP:
+        os.kill(place.pid, signal.SIGKILL)
