@@ -150,6 +150,7 @@ class Message:
             ``None`` if there are steps to do, or nothing new.
         failed: How the rank's training is about to end, said before what it takes to end it; ``None``: it has not
             failed.
+        others: Messages of other ranks of its node that say no more than how far they are, in order.
     """
 
     worker: int
@@ -160,6 +161,7 @@ class Message:
     kept_step: int | None
     saving: str | None = None
     failed: RankEnd | None = None
+    others: tuple["Message", ...] = ()
 
 
 def require_version(other: str, who: str) -> None:

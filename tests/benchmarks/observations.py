@@ -1,14 +1,21 @@
-"""What an observation costs a gang's controller, by its ranks: a difference of nothing, and just after a step.
+"""What a gang's supervisor takes by its ranks: observations, quiet and just after a step, and the ranks' messages.
 
-``python -m tests.benchmarks.observations`` writes docs/figures/observations.md; it takes half a minute.
+``python -m tests.benchmarks.observations`` writes docs/figures/observations.md; it takes some minutes. Messages are
+those of a step a second: each rank's by itself, and a node's ranks' in one. They reach a Ray actor with the controller
+behind it, from two processes and as fast as it takes them; its CPU is that of the whole process.
 """
 
 import gc
+import logging
 import statistics
 import time
 import tracemalloc
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+import ray
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
@@ -18,12 +25,13 @@ from service.gang.control.controller import GangController
 from service.gang.control.fault_detection import Heartbeat
 from service.gang.control.record import GangRecord
 from service.gang.status import Orders
-from tests.benchmarks.figures import FIGURES, write_table
+from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.jobs import tiny_job
 from tests.service.records import a_start
 
 SIZES = ((64, 4), (1024, 4), (4096, 4), (4096, 1))  # ranks, and those of a tensor parallel group
 STEPS, OBSERVATIONS, RANKS_A_NODE = 12, 50, 8
+CALLERS, ROUNDS = 2, 5
 
 
 class Trained:
@@ -109,10 +117,56 @@ def measure(ranks: int, tensor: int) -> list[str]:
     ]
 
 
+class Supervising(Trained):
+    """In the place of a supervisor's actor."""
+
+    def push(self, message: Message) -> None:
+        """Handle a worker's message."""
+        self._tell(message)
+
+    def cpu_seconds(self) -> float:
+        """What its process has worked so far."""
+        return time.process_time()
+
+
+def send(supervisor: Any, ranks: range, together: int) -> None:
+    """Send the messages of ranks about a step, so many in one call."""
+    messages = [Message(rank + 1, rank, 1, [], Heartbeat(STEPS + 1, 1.0, 0.5), STEPS + 1) for rank in ranks]
+    calls = [
+        replace(messages[first], others=tuple(messages[first + 1 : first + together]))
+        for first in range(0, len(messages), together)
+    ]
+    for first in range(0, len(calls), 64):
+        ray.get([supervisor.push.remote(each) for each in calls[first : first + 64]])
+
+
+def measure_messages(ranks: int, tensor: int) -> list[list[str]]:
+    """Rows of the second table, measured in turns."""
+    supervisor: Any = ray.remote(Supervising).options(num_cpus=0).remote(ranks, tensor)
+    caller, part = ray.remote(send).options(num_cpus=0), ranks // CALLERS
+    worked: dict[int, list[float]] = {1: [], RANKS_A_NODE: []}
+    for _ in range(ROUNDS):
+        for together, seconds in worked.items():
+            before = ray.get(supervisor.cpu_seconds.remote())
+            ray.get(
+                [caller.remote(supervisor, range(first, first + part), together) for first in range(0, ranks, part)]
+            )
+            seconds.append(ray.get(supervisor.cpu_seconds.remote()) - before)
+    return [
+        [f"{ranks:,}", f"{ranks // RANKS_A_NODE:,}", f"{ranks // together:,}", f"{statistics.median(seconds):.2f} s"]
+        for together, seconds in worked.items()
+    ]
+
+
 def main() -> None:
     """Measure and write the figure."""
     header = ["ranks", "replicas", "an observation without news", "after a step of all ranks", "memory per rank"]
-    write_table(FIGURES / "observations.md", header, [measure(*size) for size in SIZES])
+    observations = table(header, [measure(*size) for size in SIZES])
+    ray.init("local", num_cpus=CALLERS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    header = ["ranks", "nodes", "messages a second", "CPU of the supervisor's process per second"]
+    messages = table(header, measure_messages(4096, 4))
+    ray.shutdown()
+    (FIGURES / "observations.md").write_text("\n".join([*observations, "", *messages, "", provenance(), ""]))
 
 
 if __name__ == "__main__":

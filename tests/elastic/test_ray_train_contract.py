@@ -32,7 +32,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.state import list_actors
 
-from service.gang.assignment import ON_THE_HEAD, End, GangContext, RankEnd
+from boost_core.messages import LogLine
+from service.gang.assignment import ON_THE_HEAD, End, GangContext, Message, RankEnd
 from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
@@ -47,6 +48,7 @@ from service.gang.ray_train.mirror import (
 )
 from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker, RunWorker
 from service.gang.status import GangPhase, JobTag
+from service.gang.worker.rank_metrics import SupervisorReporter
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access
 from tests.elastic.ray_cluster import Nodes
@@ -153,13 +155,13 @@ def test_all_that_is_overridden_is_held_to_its_source(ours: type) -> None:
 def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> None:
     rank = Rank()
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(rank.train, assigned(1), None, {})
+        first = thread.submit(rank.train, assigned(1), None, {}, None)
         assert within(5, lambda: rank._generations)
         rank.abort()
         assert first.result(5) == RankEnd(End.CONNECTION, BROKEN_UP)
         with pytest.raises(RankFailed):  # Ray Train starts it all the same
             rank._train(1)
-        second = thread.submit(rank.train, assigned(2), None, {})
+        second = thread.submit(rank.train, assigned(2), None, {}, None)
         assert within(5, lambda: 2 in rank._generations)
         rank.stop(RankEnd(End.HALTED))
         assert rank._train(2) == second.result(5) == RankEnd(End.HALTED)
@@ -168,7 +170,7 @@ def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> 
 def test_a_failed_rank_is_an_error_for_ray_train_and_an_end_for_the_gang() -> None:
     rank, failed = Rank(), RankEnd(End.FAILED, "no text is in the corpus")
     with ThreadPoolExecutor(1) as thread:
-        end = thread.submit(rank.train, assigned(1), None, {})
+        end = thread.submit(rank.train, assigned(1), None, {}, None)
         assert within(5, lambda: rank._generations)
         rank.stop(failed)
         with pytest.raises(RankFailed, match="no text is in the corpus"):
@@ -208,7 +210,7 @@ class Gang:
     def form(self, generation: int, *numbers: int) -> None:
         ranks = [self._ranks[number] for number in numbers]
         self._trained = [
-            rank.actor.train.remote(assigned(generation, index), None, {}) for index, rank in enumerate(ranks)
+            rank.actor.train.remote(assigned(generation, index), None, {}, None) for index, rank in enumerate(ranks)
         ]
         self._run.form(generation, ranks)
 
@@ -332,3 +334,51 @@ def test_a_run_ends_as_the_gang_does(nodes: Nodes, tmp_path: Path) -> None:
     assert (status("job-2"), run_of("job-2").status_detail) == ("ERRORED", "no text is in the corpus")
     assert status("job-3") == "ABORTED"
     assert run_of("job-2").end_time_ns <= time.time_ns()
+
+
+class Inbox:
+    """A supervisor that only notes who sends it what."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+
+    def push(self, message: Message) -> None:
+        self._messages.append(message)
+
+    def take(self) -> list[Message]:
+        messages, self._messages = self._messages, []
+        return messages
+
+
+class ReportingRank(Rank):
+    def __init__(self, supervisor: Any, number: int) -> None:
+        super().__init__()
+        self._supervisor, self._first = supervisor, None
+        self._reporter = SupervisorReporter(self._push, number)
+        self._worker.relay = self._reporter.relay
+
+    def log(self, text: str) -> None:
+        self._reporter.report(LogLine(rank=1, level="INFO", message=text))
+        self._reporter.flush(60)
+
+
+def test_the_first_rank_relays_signs_of_life_unless_it_is_gone_or_hangs(nodes: Nodes) -> None:
+    inbox = ray.remote(Inbox).options(num_cpus=0).remote()
+    actor: Any = ray.remote(ReportingRank).options(num_cpus=0, max_concurrency=CALLS_AT_ONCE)
+    first, second = (actor.remote(inbox, number) for number in range(2))
+    place, _ = ray.get([first.where.remote(), second.where.remote()])
+    first.train.remote(assigned(1), None, {}, None)
+
+    def received() -> list[tuple[int, list[int]]]:
+        """Who has sent a message since the last call, and whose it brought."""
+        return [(each.worker, [other.worker for other in each.others]) for each in ray.get(inbox.take.remote())]
+
+    for generation, fault in enumerate((signal.SIGSTOP, signal.SIGKILL), start=1):
+        second.train.remote(assigned(generation, 1), None, {}, first)
+        if fault is signal.SIGSTOP:
+            assert within(90, lambda: any(worker == 0 and others for worker, others in received()))
+        os.kill(place.pid, fault)
+        ray.get(second.log.remote("a report"), timeout=60)
+        assert 1 in {worker for worker, _ in received()}, "it has arrived"
+        assert within(60, lambda: (1, []) in received())
+    ray.kill(second)

@@ -1,8 +1,8 @@
 """A cluster in a page for a gang's controller: nodes, replicas and workers without Ray, processes or time."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import TypeVar
@@ -115,11 +115,15 @@ class FakeGang:
         self, report: Report | None = None, beat: Heartbeat | None = None, kept_step: int | None = None,
         saving: str | None = None,
     ) -> None:  # fmt: skip
-        """All workers that can send a message, rank 0's with a report."""
+        """All workers that can send a message, rank 0's with a report; those of a node in the first one's."""
+        by_node: dict[str, list[Message]] = defaultdict(list)
         for rank, worker in enumerate(self.members):
             if worker.alive and not worker.stuck:
                 reports = [(self._moment().utc, report)] if report and rank == 0 else []
-                self.tell(Message(worker.number, rank, self._generation, reports, beat, kept_step, saving))
+                message = Message(worker.number, rank, self._generation, reports, beat, kept_step, saving)
+                by_node[worker.node].append(message)
+        for first, *others in by_node.values():
+            self.tell(replace(first, others=tuple(others)))
 
     def fail(self, rank: int, end: RankEnd) -> None:
         """A rank says how its training is about to end."""

@@ -180,7 +180,7 @@ def test_a_silent_worker_is_asked_before_it_is_given_up(answers: bool) -> None:
     assert gang.of(port.Probe) == []
     silent.stuck = not answers
     gang.wait(2)
-    assert len(gang.of(port.Probe)) == 1
+    assert [probe.workers for probe in gang.of(port.Probe)] == [(silent.number,)]
     assert gang.of(port.KillWorkers) == ([] if answers else [port.KillWorkers((silent.number,), stopped=True)])
     assert gang.causes == ([] if answers else [Cause.WORKER_LOST])
 

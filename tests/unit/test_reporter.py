@@ -4,6 +4,7 @@ import threading
 
 from boost_core.messages import LogLine
 from service.gang.assignment import Message
+from service.gang.control.fault_detection import Heartbeat
 from service.gang.worker.rank_metrics import SupervisorReporter
 
 
@@ -36,3 +37,16 @@ def test_a_flush_waits_for_nothing_that_is_reported_after_it() -> None:
     may_arrive.set()
     done.join(60)
     assert not done.is_alive()
+
+
+def test_others_signs_of_life_go_with_the_next_message_each_once_and_in_order() -> None:
+    sent: list[Message] = []
+    others = [Message(number, number, 1, [], Heartbeat(number, 1.0, 0.5), None) for number in (1, 2, 1)]
+    reporter = SupervisorReporter(sent.append, 0)
+    for other in others:
+        reporter.relay(other)
+    for text in ("first", "second"):
+        reporter.report(line(text))
+        reporter.flush(60)
+    assert [other for message in sent for other in message.others] == others
+    assert all(message.worker == 0 for message in sent)

@@ -142,6 +142,8 @@ class GangController:
             case Drill() | Profile():
                 self._commands.append(event)
             case Message():
+                for other in event.others:
+                    yield from self._decide(other)
                 self._last_message[event.worker] = self._now
                 gang = self.formation
                 if gang is None or event.generation != gang.generation or event.rank is None:

@@ -201,12 +201,14 @@ class RayExecutor:
                     actors[self._spare.number] = self._spare.actor  # it is read from like a worker
                 needed = set(decision.recovery.owners.values()) if decision.recovery else set()
                 recovery, read_from = ray.put(decision.recovery), ray.put({number: actors[number] for number in needed})
-                run_workers = []
+                run_workers, first_on = [], dict[str, WorkerHandle]()
                 for number, assignment in zip(decision.workers, decision.assignments, strict=True):
                     worker = by_number[number]
-                    end = worker.actor.train.remote(assignment, recovery, read_from)
-                    self._ends[end] = assignment.generation, assignment.rank
                     assert worker.place is not None  # only workers that are up form a gang
+                    first = first_on.setdefault(worker.place.node, worker)
+                    relay = None if first is worker else first.actor
+                    end = worker.actor.train.remote(assignment, recovery, read_from, relay)
+                    self._ends[end] = assignment.generation, assignment.rank
                     run_workers.append(RunWorker(worker.actor, worker.place, worker.resources))
                 self._generation, self._halts = decision.assignments[0].generation, True
                 self.run.form(self._generation, run_workers)

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 from ray.actor import ActorHandle, ActorProxy
+from ray.exceptions import RayError
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker
@@ -38,6 +40,8 @@ SETTINGS = {  # read by Ray Train from the environment, in supervisors and in wo
 
 CALLS_AT_ONCE = 8  # per worker: one that waits for its training to end, and requests meanwhile
 FLUSH_SECONDS = 10.0  # for Ray Train to take a generation's checkpoints
+RELAY_SECONDS = 1.0  # for the node's first rank to take a sign of life
+DIRECT_SECONDS = 30.0  # once it has not, for which signs of life go to the supervisor
 BROKEN_UP = "the gang broke up before it trained"
 
 logger = logging.getLogger(__name__)
@@ -93,6 +97,8 @@ class RankWorker(RayTrainWorker):
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it repeats the gang's own log
         self._title, self._supervisor = title, supervisor
         self._owners: dict[int, ActorProxy[RankWorker]] = {}
+        self._first: ActorProxy[RankWorker] | None = None  # rank of the node, if that is another
+        self._direct_until = 0.0
         self._generations: dict[int, WorkerGeneration] = {}
         self._checkpoints = CheckpointReporter()
         from service.gang.worker.worker import Worker
@@ -112,6 +118,14 @@ class RankWorker(RayTrainWorker):
         return self._title
 
     def _push(self, message: Message) -> None:
+        # One actor cannot take several calls a second from each of thousands of ranks.
+        first, says_more = self._first, message.reports or message.failed or message.saving is not None
+        if first is not None and not says_more and time.monotonic() >= self._direct_until:
+            try:
+                ray.get(first.relay.remote(message), timeout=RELAY_SECONDS)
+                return
+            except RayError:  # it is gone or hangs, and this rank must not seem to
+                self._direct_until = time.monotonic() + DIRECT_SECONDS
         ray.get(self._supervisor.push.remote(message))
         for _, report in message.reports:
             if isinstance(report, CheckpointReport):
@@ -129,16 +143,18 @@ class RankWorker(RayTrainWorker):
 
     @ray.method
     def train(
-        self, assignment: Assignment, recovery: MemoryState[int] | None, owners: dict[int, "ActorProxy[RankWorker]"]
-    ) -> RankEnd:
+        self, assignment: Assignment, recovery: MemoryState[int] | None, owners: dict[int, "ActorProxy[RankWorker]"],
+        first: "ActorProxy[RankWorker] | None",
+    ) -> RankEnd:  # fmt: skip
         """Take on a rank, which Ray Train then trains; return when the training has ended.
 
         Args:
             assignment: The assignment of the rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
             owners: The workers that hold parts of it.
+            first: The worker that relays its signs of life: the node's first rank; ``None`` if that is this one.
         """
-        self._owners = owners
+        self._owners, self._first, self._direct_until = owners, first, 0.0
         self._worker.join(assignment, recovery)
         own = self._generations.setdefault(assignment.generation, WorkerGeneration())
         own.assignment.set_result(assignment)
@@ -176,6 +192,11 @@ class RankWorker(RayTrainWorker):
             if store:
                 membership.store.set()
             membership.halt.set()
+
+    @ray.method
+    def relay(self, message: Message) -> None:
+        """Send a sign of life of another rank of the node with its own."""
+        self._worker.relay(message)
 
     @ray.method
     def abort(self) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -266,14 +266,10 @@ class SupervisorReporter:
     """
 
     def __init__(self, push: Callable[[Message], None], worker: int) -> None:
-        self._push, self._worker = push, worker
-        self._rank: int | None = None
-        self._generation = 0
+        self._push = push
+        self._next = Message(worker, None, 0, [], None, None)  # without what is in the two queues
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)
-        self._beat: Heartbeat | None = None
-        self._kept_step: int | None = None
-        self._saving: str | None = None
-        self._failed: RankEnd | None = None
+        self._others: deque[Message] = deque(maxlen=BACKLOG)
         self._reported, self._arrived = 0, 0  # total reports
         self._sent = 0.0
         self._changed = threading.Condition()
@@ -282,8 +278,7 @@ class SupervisorReporter:
     def begin(self, rank: int, generation: int) -> None:
         """Send as a rank of a gang from now on; earlier reports have been flushed."""
         with self._changed:
-            self._rank, self._generation = rank, generation
-            self._beat = self._kept_step = self._saving = self._failed = None
+            self._next = Message(self._next.worker, rank, generation, [], None, None)
 
     def report(self, report: Report) -> None:
         """Queue a report; it is sent once the ones before it have arrived."""
@@ -295,25 +290,30 @@ class SupervisorReporter:
     def beat(self, beat: Heartbeat) -> None:
         """Take note of a step; of several within a moment only the last one is sent."""
         with self._changed:
-            self._beat = beat
+            self._next = replace(self._next, beat=beat)
             self._changed.notify_all()
 
     def copied(self, step: int) -> None:
         """Take note that a step's state is in memory twice for every rank."""
         with self._changed:
-            self._kept_step = step
+            self._next = replace(self._next, kept_step=step)
 
     def saves(self, failure: str) -> None:
         """Take note that the last checkpoint is being written, and of the store's error."""
         with self._changed:
-            self._saving = redact(failure)
+            self._next = replace(self._next, saving=redact(failure))
 
     def fail(self, end: RankEnd) -> None:
         """Queue how training is about to end, after the reports so far."""
         with self._changed:
-            self._failed = end
+            self._next = replace(self._next, failed=end)
             self._reported += 1
             self._changed.notify_all()
+
+    def relay(self, message: Message) -> None:
+        """Queue another rank's sign of life; it goes with this rank's next message, within ``ALIVE_SECONDS``."""
+        with self._changed:
+            self._others.append(message)
 
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all reports so far have arrived, for at most ``timeout_seconds``."""
@@ -326,16 +326,16 @@ class SupervisorReporter:
             with self._changed:
                 self._changed.wait_for(
                     lambda: (
-                        self._waiting or self._failed or (self._beat and time.monotonic() >= self._sent + BEAT_SECONDS)
+                        self._waiting
+                        or self._next.failed
+                        or (self._next.beat and time.monotonic() >= self._sent + BEAT_SECONDS)
                     ),
                     ALIVE_SECONDS,
                 )
-                message = Message(
-                    self._worker, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step,
-                    self._saving, self._failed,
-                )  # fmt: skip
+                message = replace(self._next, reports=list(self._waiting), others=tuple(self._others))
+                self._next = Message(message.worker, message.rank, message.generation, [], None, None)
                 self._waiting.clear()
-                self._beat = self._kept_step = self._saving = self._failed = None
+                self._others.clear()
                 reported = self._reported
             try:
                 self._push(message)

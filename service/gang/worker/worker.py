@@ -242,6 +242,10 @@ class Worker:
             steers={steer.number: steer for steer in assignment.steers},
         )
 
+    def relay(self, message: Message) -> None:
+        """Send another rank's sign of life with its own."""
+        self._reporter.relay(message)
+
     def _after_step(self, times: StepTimes) -> None:
         self._steps.add(times)
         self._transport.after_step()
