@@ -358,6 +358,26 @@ def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> N
     assert hidden < alone
 
 
+@pytest.mark.parametrize(("overlap", "gains"), [(0.0, False), (0.9, True)])
+def test_a_plan_says_where_halves_pay(overlap: float, gains: bool) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "name": "halves", "model": {"preset": "7b", "vocab_size": 32_000},
+            "training": {"steps": 1, "sequence_length": 4096, "global_batch_size": 4, "micro_batch_size": 4,
+                         "precision": "bf16"},
+            "parallelism": {"tensor_parallel_size": 4},
+            "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+        }
+    )  # fmt: skip
+    machine = machine_for(spec.resources, "bf16")
+    notes = plan(spec, replace(machine, profile=replace(machine.profile, overlap=overlap))).notes
+    said = [note for note in notes if "split_micro_batch=true would take" in note]
+    assert len(said) == gains
+    pipelined = spec.with_parallelism(pipeline_parallel_size=2)  # whose stages take whole micro-batches
+    notes = plan(pipelined, replace(machine, profile=replace(machine.profile, overlap=overlap))).notes
+    assert not any("split_micro_batch" in note for note in notes)
+
+
 @pytest.mark.parametrize(("mode", "times"), [("none", 1), ("latent", 2)])
 def test_halves_that_are_recomputed_add_every_weight_gradient_twice(mode: RecomputeMode, times: int) -> None:
     spec = JobSpec.model_validate(
