@@ -8,6 +8,7 @@ fragmentation. For these remains the difference between the gigabytes of data sh
 report, about 6 % more.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
 from boost_core.config.base import Config, counted
-from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
+from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
@@ -767,7 +768,7 @@ class Memory(Config):
 
 
 class Communication(Config):
-    """What tensor parallel ranks exchange for one micro-batch through all blocks, forward and backward."""
+    """What tensor parallel ranks exchange for one micro-batch, forward and backward, on the pipeline rank with most."""
 
     all_reduces: int = Field(description="Number of collectives; of dense models reduce-scatters and all-gathers.")
     elements_per_token: int = Field(description="Elements per token that a rank passes to them.")
@@ -845,6 +846,7 @@ class PublishedRun(Config):
     source: str
 
 
+PUBLISHED_RUN = "What the authors of its family trained this preset with; null if that is not known."
 PUBLISHED = {  # by family, optimizer and preset; those of LaX are not known
     (family, optimizer, preset): PublishedRun(
         model=f"{name} {preset.upper()}", learning_rate=rate, steps=steps, warmup_steps=warmup, source=source
@@ -878,9 +880,7 @@ class Plan(Config):
         description="Index of the layout with the highest predicted throughput among those that fit GPU and host; null "
         "if none does."
     )
-    published: PublishedRun | None = Field(
-        None, description="What the authors of its family trained this preset with; null if that is not known."
-    )
+    published: PublishedRun | None = Field(None, description=PUBLISHED_RUN)
     provenance: Provenance = Field(description=PROVENANCE)
     notes: tuple[str, ...] = Field(description="Notes for people.")
 
@@ -939,7 +939,6 @@ def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunCondition
         factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
         bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
-    published = PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or ""))
     return Plan(
         parameters=parameters,
         trainable_bytes_per_parameter=bytes_per_parameter,
@@ -947,7 +946,7 @@ def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunCondition
         tokens_per_step=spec.training.global_batch_size * spec.training.sequence_length,
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
-        published=published,
+        published=published_run(spec),
         provenance=machine.provenance,
         notes=tuple(_notes(spec, machine, jobs, planned)),
     )
@@ -985,16 +984,17 @@ def _planned_shape(
 
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
     model, parallelism = spec.model, spec.parallelism
-    all_reduces = elements = latents = 0
-    if layout.tp > 1:
-        for mode, blocks in parallelism.modes_of_all(model.num_hidden_layers).items():
+    exchanged = [[0, 0, 0] for _ in range(layout.pp)]  # collectives, elements, latents
+    for stage in cut(model, parallelism, spec.training.sequence_length) if layout.tp > 1 else ():
+        sums, modes = exchanged[stage.index % layout.pp], block_modes(parallelism, stage)
+        for mode, blocks in Counter(modes.values()).items():
             payloads = micro_batch_payloads(model, parallelism, mode)
-            all_reduces += blocks * len(payloads)
-            elements += blocks * sum(payload.passed(layout.tp) for payload in payloads)
-        for stage in cut(model, parallelism, spec.training.sequence_length):
-            for layer, mode in block_modes(parallelism, stage).items():
-                if TRAITS[mode].slices:
-                    latents += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
+            sums[0] += blocks * len(payloads)
+            sums[1] += blocks * sum(payload.passed(layout.tp) for payload in payloads)
+        for layer, mode in modes.items():
+            if TRAITS[mode].slices:
+                sums[2] += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
+    all_reduces, elements, latents = max(exchanged, key=lambda sums: layout.tp * sums[1] + sums[2])
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
@@ -1035,6 +1035,34 @@ def network_in_words(machine: Machine) -> str:
     return f"network: {', '.join(links)}"
 
 
+def published_run(spec: JobSpec) -> PublishedRun | None:
+    """Return what the authors of a job's family trained its preset with; ``None`` if that is not known."""
+    return PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or ""))
+
+
+def published_in_words(spec: JobSpec) -> Iterator[str]:
+    """Compare a job's batch, learning rate and steps with the published ones, if these are known."""
+    if published := published_run(spec):
+        training, optimizer = spec.training, spec.optimizer
+        yield (
+            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
+            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
+            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
+            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
+            f"{optimizer.warmup_steps:,} warm up"
+        )
+
+
+def unknown_memory(resources: ResourcesConfig) -> str:
+    """Say what a plan leaves out for GPUs of unknown memory, and how to get it."""
+    kind = kind_of_gpu(resources)
+    named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
+    return (
+        f"{named}, so nothing is said of what fits; set resources.accelerator_type, for example to A100, H100 or H200, "
+        "to know that and the energy of all steps"
+    )
+
+
 _LARGE_SHARE = 0.05  # of training time, for exact steps of LORO
 _ACCESS_BYTES = 16  # of a thread at once; also what cuBLAS's kernels for tensor cores want rows to be multiples of
 
@@ -1046,15 +1074,7 @@ def _notes(
     yield "times are estimates for comparing layouts; a running job shows its measured times beside them"
     yield f"device: {machine.profile.description}"
     yield network_in_words(machine)
-    if published := PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or "")):
-        training, optimizer = spec.training, spec.optimizer
-        yield (
-            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
-            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
-            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
-            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
-            f"{optimizer.warmup_steps:,} warm up"
-        )
+    yield from published_in_words(spec)
     if fitted := machine.fitted:
         factors = fitted.factors
         yield (
@@ -1064,12 +1084,7 @@ def _notes(
         )
     device, on_gpu = device_bytes(spec.resources, machine), spec.resources.gpus_per_worker > 0
     if on_gpu and device is None:
-        kind = kind_of_gpu(spec.resources)
-        named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
-        yield (
-            f"{named}, so nothing is said of what fits; set resources.accelerator_type, for example to A100, H100 or "
-            "H200"
-        )
+        yield unknown_memory(spec.resources)
     if device is not None:
         needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
         too_many = sum(total > device for total in needed.values())
