@@ -169,9 +169,9 @@ def device_named(name: str) -> Device | None:
     as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates. Nor is a name with a size of
     memory that no such device has.
     """
-    for device in DEVICES:
-        if name.upper() in map(str.upper, device.memory):
-            return device
+    for listed in DEVICES:
+        if name.upper() in map(str.upper, listed.memory):
+            return listed
     words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper())  # 40G, 40 GB and 40GiB are the same
     there = re.findall(r"[A-Z0-9]+", words)
     device = next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)

@@ -69,7 +69,8 @@ def plan(
             metavar="HOURS",
             min=1e-3,
             max=1e12,
-            help=f"Mean hours between failures of a GPU (default: {GPU_MTBF_HOURS:,.0f}, as in Llama 3's training).",
+            help=f"Mean hours between failures of one GPU (default: {GPU_MTBF_HOURS:,.0f}, as in Llama 3's training); "
+            "64 GPUs fail 64 times as often: 768 is one failure in 12 hours.",
         ),
     ] = None,
     store_bandwidth: Annotated[
