@@ -166,15 +166,23 @@ def device_named(name: str) -> Device | None:
     """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed.
 
     Names of ``Device.memory`` are known, too, and so are those that Kubernetes makes of CUDA's. A part of a GPU, such
-    as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates.
+    as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates. Nor is a name with a size of
+    memory that no such device has.
     """
-    for device in DEVICES:
-        if name.upper() in map(str.upper, device.memory):
-            return device
-    there = re.findall(r"[A-Z0-9]+", name.upper())
-    if "MIG" in there:
+    for listed in DEVICES:
+        if name.upper() in map(str.upper, listed.memory):
+            return listed
+    words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper())  # 40G, 40 GB and 40GiB are the same
+    there = re.findall(r"[A-Z0-9]+", words)
+    device = next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
+    if device is None or "MIG" in there:
         return None
-    return next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
+    sizes = {int(word[:-2]) for word in there if re.fullmatch(r"[0-9]+GB", word)}
+    if "GH200" in there:
+        sizes -= {120, 480}  # its host's, in CUDA's names
+    known = [size / 1e9 for size in device.memory.values()]
+    # A sheet's size includes what ECC takes of GDDR6, which makes it up to a tenth more.
+    return device if all(any(each <= size <= 1.1 * each for each in known) for size in sizes) else None
 
 
 def memory_named(name: str) -> int | None:

@@ -8,6 +8,7 @@ fragmentation. For these remains the difference between the gigabytes of data sh
 report, about 6 % more.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
 from boost_core.config.base import Config, counted
-from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
+from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
@@ -500,14 +501,17 @@ def _exchanges(
 #     τ / (M · e^(R/M) · (e^((τ + δ)/M) − 1)),    √(2δM) · (1 + √(δ/2M)/3 + δ/18M) − δ    (M, if δ ≥ 2M)
 #
 # of which √(2δM) is J. W. Young's ("A first order approximation to the optimum checkpoint interval", Communications of
-# the ACM 17, 1974). Two things are different here. A checkpoint is written while training goes on, so δ is what of the
-# copy to the host's memory no pass hides, what is done while it is written has to be repeated as well, and checkpoints
-# are at least as far apart as writing one takes. And where peers' memory has the state, only the few steps since its
-# newest copy are repeated.
+# the ACM 17, 1974). Three things are different here. A checkpoint is written while training goes on, so δ is what of
+# the copy to the host's memory no pass hides, and what is done while it is written has to be repeated as well. A copy
+# that passes hide has δ = 0, and would be due all the time; but it takes bandwidth of both memories and the network,
+# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, and at
+# least twice the time of writing, after which a store that is half as fast as planned is done. And where peers' memory
+# has the state, only the few steps since its newest copy are repeated.
 
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
 GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
 _MOST_EXPONENT = 700.0  # of a double
+_LEAST_WRITES = 2  # times of writing a checkpoint between two that are advised
 _RESTART_SECONDS = 4.1  # from a lost node to the next step, besides loading: docs/figures/recovery.md, on CPUs
 
 
@@ -544,8 +548,9 @@ class PlannedCheckpoint(Config):
     stall_seconds: float = Field(description="Seconds for which it holds up the steps.")
     interval_seconds: float = Field(description="Seconds from one to the next: checkpoint.every_steps.")
     best_every_steps: int | None = Field(
-        description="The checkpoint.every_steps that loses least to failures, by Daly's formula, but no less than "
-        "writing one takes; null where failures are unknown."
+        description="The checkpoint.every_steps that loses least to failures, by Daly's formula, as though steps "
+        "waited for all of the copy to the host, and at least twice as long as writing one takes; null where failures "
+        "are unknown."
     )
 
 
@@ -566,6 +571,7 @@ class PlannedGoodput(Config):
         description="The share if each failure leaves a copy of the state in peers' memory; null if none is kept."
     )
     from_checkpoints: float = Field(description="The share if each failure goes back to the newest checkpoint.")
+    from_best_checkpoints: float = Field(0, description="The same with checkpoints every best_every_steps.")
     lost_seconds_from_memory: float | None = Field(description="Seconds that a failure costs in the former case.")
     lost_seconds_from_checkpoint: float = Field(description="Seconds that a failure costs in the latter case.")
     without_a_node: LostNode | None = Field(
@@ -628,25 +634,34 @@ def planned_run(
         waits = on_host + max(0.0, copied - on_host - hidden)
     copying = waits / machine.profile.host_bandwidth
     remembers = job.fault_tolerance.memory_copy_every_steps
-    # The next copy waits for a checkpoint that is still being written, as long as the job allows; then none is made.
-    until_copy = every if remembers is None else min(every, remembers * step)
-    stall = copying + max(0.0, min(written, saves.store_wait_seconds) - until_copy)
 
-    copies = 1 / saves.every_steps  # of the state, per step
-    if remembers is not None:
-        copies = 1 / remembers + (copies if saves.every_steps % remembers else 0.0)
-    stalled = (copying * copies + (stall - copying) / saves.every_steps) / step  # per second of steps
+    def stalls(every_steps: int) -> tuple[float, float]:
+        """Seconds for which a checkpoint holds up the steps, and for which all copies do per second of steps."""
+        # The next copy waits for a checkpoint being written, as long as the job allows; then none is made.
+        until_copy = step * (every_steps if remembers is None else min(every_steps, remembers))
+        stall = copying + max(0.0, min(written, saves.store_wait_seconds) - until_copy)
+        copies = 1 / every_steps  # of the state, per step
+        if remembers is not None:
+            copies = 1 / remembers + (copies if every_steps % remembers else 0.0)
+        return stall, (copying * copies + (stall - copying) / every_steps) / step
+
+    stall, stalled = stalls(saves.every_steps)
 
     # Failures of the whole gang, and what one costs.
     hours = GPU_MTBF_HOURS if conditions.mtbf_hours is None and gpus else conditions.mtbf_hours
     goodput, best = None, None
     if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
-        shortest = max(written, step)
-        best = max(ceil(shortest / step), round(_best_interval(copying, between) / step))
-        apart = max(every, shortest)
+        best_seconds = _best_interval(copied / machine.profile.host_bandwidth, between)
+        best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(best_seconds / step))
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
-        useful = apart / between * exp(-restart / between) / expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
+
+        def useful(every_steps: int) -> float:
+            apart, (_, stalled) = max(every_steps * step, written), stalls(every_steps)
+            failing = expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
+            return apart / between * exp(-restart / between) / failing
+
+        apart = max(every, written)
         from_memory = lost = None
         if remembers is not None:
             unkept = min(written, apart) if written > saves.store_wait_seconds else 0.0
@@ -658,7 +673,8 @@ def planned_run(
             hours_between_failures=between / 3600,
             without_failures=1 / (1 + stalled),
             from_memory=from_memory,
-            from_checkpoints=useful,
+            from_checkpoints=useful(saves.every_steps),
+            from_best_checkpoints=useful(best),
             lost_seconds_from_memory=lost,
             lost_seconds_from_checkpoint=restart + apart / 2,
             without_a_node=_without_a_node(job, layout, step, machine),
@@ -700,6 +716,11 @@ def _without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine)
     return None
 
 
+def _in_bytes(size: int) -> str:
+    unit, name = next((each for each in ((1e12, "TB"), (1e9, "GB")) if size >= each[0]), (1e6, "MB"))
+    return f"{rounded(size / unit)} {name}"
+
+
 def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assumed: bool) -> Iterator[str]:
     """A run as sentences; ``assumed``: whether the store's rate is."""
     on_gpu = job.resources.gpus_per_worker > 0
@@ -715,24 +736,27 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     checkpoint, goodput = run.checkpoint, run.goodput
     if checkpoint is None:
         return
-    size, unit = (checkpoint.bytes / 1e9, "GB") if checkpoint.bytes >= 1e9 else (checkpoint.bytes / 1e6, "MB")
     rate = f"{rounded(checkpoint.gigabytes_per_second, 2)} GB/s{' (assumed)' if assumed else ''}"
     waits = f"steps wait {duration_in_words(checkpoint.stall_seconds)}" if checkpoint.stall_seconds else "no step waits"
     every = counted(job.checkpoint.every_steps, "step")
     apart, written = duration_in_words(checkpoint.interval_seconds), duration_in_words(checkpoint.write_seconds)
     yield (
-        f"checkpoints: {rounded(size)} {unit} every {every} ({apart}), written in {written} at {rate} while training "
-        f"goes on; {waits} for it"
+        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}), written in {written} at {rate} while "
+        f"training goes on; {waits} for it"
     )
     if goodput is None or checkpoint.best_every_steps is None:
         return
     ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), checkpoint.best_every_steps
     apart = "every step" if best == 1 else f"every {best:,} steps"
-    limit = ", as fast as the store takes them," if (best - 1) * step < checkpoint.write_seconds else ""
+    limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
+    all_kept = ""
+    if job.checkpoint.keep_last is None:
+        room = _in_bytes(ceil(job.training.steps / best) * checkpoint.bytes)
+        all_kept = f"; they would fill {room}, as checkpoint.keep_last is unset and all are kept"
     yield (
         f"failures: one in {duration_in_words(3600 * goodput.hours_between_failures)} on {ranks}, "
         f"{rounded(goodput.failures, 2)} during all steps; checkpoints {apart} "
-        f"({duration_in_words(best * step)}){limit} would lose least"
+        f"({duration_in_words(best * step)}){limit} would lose least{all_kept}"
     )
     parts = [f"{goodput.without_failures:.2%} without failures"]
     if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
@@ -740,6 +764,7 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         parts.append(f"{goodput.from_memory:.2%} if the state is in peers' memory after each ({lost} lost)")
     lost = duration_in_words(goodput.lost_seconds_from_checkpoint)
     parts.append(f"{goodput.from_checkpoints:.2%} if each goes back to a checkpoint ({lost} lost)")
+    parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
     yield f"goodput: {', '.join(parts)}"
     if (left := goodput.without_a_node) is not None:
         yield (
@@ -768,7 +793,7 @@ class Memory(Config):
 
 
 class Communication(Config):
-    """What tensor parallel ranks exchange for one micro-batch through all blocks, forward and backward."""
+    """What tensor parallel ranks exchange for one micro-batch, forward and backward, on the pipeline rank with most."""
 
     all_reduces: int = Field(description="Number of collectives; of dense models reduce-scatters and all-gathers.")
     elements_per_token: int = Field(description="Elements per token that a rank passes to them.")
@@ -846,6 +871,7 @@ class PublishedRun(Config):
     source: str
 
 
+PUBLISHED_RUN = "What the authors of its family trained this preset with; null if that is not known."
 PUBLISHED = {  # by family, optimizer and preset; those of LaX are not known
     (family, optimizer, preset): PublishedRun(
         model=f"{name} {preset.upper()}", learning_rate=rate, steps=steps, warmup_steps=warmup, source=source
@@ -879,9 +905,7 @@ class Plan(Config):
         description="Index of the layout with the highest predicted throughput among those that fit GPU and host; null "
         "if none does."
     )
-    published: PublishedRun | None = Field(
-        None, description="What the authors of its family trained this preset with; null if that is not known."
-    )
+    published: PublishedRun | None = Field(None, description=PUBLISHED_RUN)
     provenance: Provenance = Field(description=PROVENANCE)
     notes: tuple[str, ...] = Field(description="Notes for people.")
 
@@ -940,7 +964,6 @@ def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunCondition
         factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
         bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
-    published = PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or ""))
     return Plan(
         parameters=parameters,
         trainable_bytes_per_parameter=bytes_per_parameter,
@@ -948,7 +971,7 @@ def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunCondition
         tokens_per_step=spec.training.global_batch_size * spec.training.sequence_length,
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
-        published=published,
+        published=published_run(spec),
         provenance=machine.provenance,
         notes=tuple(_notes(spec, machine, jobs, planned)),
     )
@@ -986,16 +1009,17 @@ def _planned_shape(
 
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
     model, parallelism = spec.model, spec.parallelism
-    all_reduces = elements = latents = 0
-    if layout.tp > 1:
-        for mode, blocks in parallelism.modes_of_all(model.num_hidden_layers).items():
+    exchanged = [[0, 0, 0] for _ in range(layout.pp)]  # collectives, elements, latents
+    for stage in cut(model, parallelism, spec.training.sequence_length) if layout.tp > 1 else ():
+        sums, modes = exchanged[stage.index % layout.pp], block_modes(parallelism, stage)
+        for mode, blocks in Counter(modes.values()).items():
             payloads = micro_batch_payloads(model, parallelism, mode)
-            all_reduces += blocks * len(payloads)
-            elements += blocks * sum(payload.passed(layout.tp) for payload in payloads)
-        for stage in cut(model, parallelism, spec.training.sequence_length):
-            for layer, mode in block_modes(parallelism, stage).items():
-                if TRAITS[mode].slices:
-                    latents += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
+            sums[0] += blocks * len(payloads)
+            sums[1] += blocks * sum(payload.passed(layout.tp) for payload in payloads)
+        for layer, mode in modes.items():
+            if TRAITS[mode].slices:
+                sums[2] += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
+    all_reduces, elements, latents = max(exchanged, key=lambda sums: layout.tp * sums[1] + sums[2])
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
@@ -1036,6 +1060,34 @@ def network_in_words(machine: Machine) -> str:
     return f"network: {', '.join(links)}"
 
 
+def published_run(spec: JobSpec) -> PublishedRun | None:
+    """Return what the authors of a job's family trained its preset with; ``None`` if that is not known."""
+    return PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or ""))
+
+
+def published_in_words(spec: JobSpec) -> Iterator[str]:
+    """Compare a job's batch, learning rate and steps with the published ones, if these are known."""
+    if published := published_run(spec):
+        training, optimizer = spec.training, spec.optimizer
+        yield (
+            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
+            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
+            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
+            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
+            f"{optimizer.warmup_steps:,} warm up"
+        )
+
+
+def unknown_memory(resources: ResourcesConfig) -> str:
+    """Say what a plan leaves out for GPUs of unknown memory, and how to get it."""
+    kind = kind_of_gpu(resources)
+    named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
+    return (
+        f"{named}, so nothing is said of what fits; set resources.accelerator_type, for example to A100, H100 or H200, "
+        "to know that and the energy of all steps"
+    )
+
+
 _LARGE_SHARE = 0.05  # of training time
 _ACCESS_BYTES = 16  # of a thread at once; also what cuBLAS's kernels for tensor cores want rows to be multiples of
 
@@ -1047,15 +1099,7 @@ def _notes(
     yield "times are estimates for comparing layouts; a running job shows its measured times beside them"
     yield f"device: {machine.profile.description}"
     yield network_in_words(machine)
-    if published := PUBLISHED.get((spec.model.family, spec.optimizer.kind, spec.model.preset or "")):
-        training, optimizer = spec.training, spec.optimizer
-        yield (
-            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
-            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
-            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
-            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
-            f"{optimizer.warmup_steps:,} warm up"
-        )
+    yield from published_in_words(spec)
     if fitted := machine.fitted:
         factors = fitted.factors
         yield (
@@ -1065,12 +1109,7 @@ def _notes(
         )
     device, on_gpu = device_bytes(spec.resources, machine), spec.resources.gpus_per_worker > 0
     if on_gpu and device is None:
-        kind = kind_of_gpu(spec.resources)
-        named = "no kind of GPU is named" if kind is None else f"the memory of a {kind} is unknown"
-        yield (
-            f"{named}, so nothing is said of what fits; set resources.accelerator_type, for example to A100, H100 or "
-            "H200"
-        )
+        yield unknown_memory(spec.resources)
     if device is not None:
         needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
         too_many = sum(total > device for total in needed.values())

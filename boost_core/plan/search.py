@@ -50,15 +50,21 @@ from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
 from boost_core.plan.report import (
     CONDITIONS,
+    PUBLISHED_RUN,
     PlannedContext,
     PlannedRun,
+    PublishedRun,
     RunConditions,
     StepParts,
     context_report,
     network_in_words,
     planned_run,
+    published_in_words,
+    published_run,
+    unknown_memory,
 )
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
+from boost_core.plan.work import parameter_count
 from boost_core.terminal import rounded
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -665,6 +671,10 @@ class SearchReport(Config):
         description="The best choices, fastest first, but for the simplest of those that "
         "are about as fast, which is the first; empty if nothing fits."
     )
+    parameters: int = 0
+    tokens_per_step: int = 0
+    steps: int = Field(0, description="The job's number of steps.")
+    published: PublishedRun | None = Field(None, description=PUBLISHED_RUN)
     combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
     device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
     node_memory_bytes: int | None = Field(
@@ -675,7 +685,8 @@ class SearchReport(Config):
         None, description="Context parallelism of the first choice, as in its plan; null without it."
     )
     why: tuple[str, ...] = Field(
-        description="Reasons: the largest part of a step, the next best choice, and the nearest that does not fit."
+        description="Reasons: the largest part of a step, the next best choice, and the nearest that does not fit; "
+        "and where the times are from."
     )
     would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
     other_orders: tuple[str, ...] = Field(
@@ -723,6 +734,10 @@ def search_report(
                 among = ", ".join(map(str, numbers))
                 reason += f", as {batch:,} sequences per step divide only among {among} replicas"
         why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
+    why += [f"device: {machine.profile.description}", network_in_words(machine)]
+    why += published_in_words(spec)
+    if spec.resources.gpus_per_worker and device is None:
+        why.append(unknown_memory(spec.resources))
     return SearchReport(
         choices=tuple(
             PlannedChoice(
@@ -740,13 +755,17 @@ def search_report(
             for choice in result.choices
             for memory in [rank_memory(choice.job, choice.layout)]
         ),
+        parameters=parameter_count(spec.model),
+        tokens_per_step=tokens,
+        steps=spec.training.steps,
+        published=published_run(spec),
         combinations=result.timed,
         device_memory_bytes=device,
         node_memory_bytes=machine.node_memory_bytes,
         # With ``recompute: auto``, each size gets what it needs, as in the search.
         context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
-        why=(*why, network_in_words(machine)),
+        why=tuple(why),
         would_change=tuple(sensitivities(spec, request.gpus, machine, limit)) if request.explain else (),
         other_orders=tuple(other_orders(spec, request.gpus, machine, limit)) if request.explain else (),
     )

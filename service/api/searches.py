@@ -133,7 +133,9 @@ class Searches:
             RateLimited: The tenant has a search under way, or too many others have.
         """
         saves, copies = job.checkpoint, job.fault_tolerance.memory_copy_every_steps
-        often = CheckpointConfig(every_steps=saves.every_steps, store_wait_seconds=saves.store_wait_seconds)
+        often = CheckpointConfig(
+            every_steps=saves.every_steps, keep_last=saves.keep_last, store_wait_seconds=saves.store_wait_seconds
+        )
         recovery = FaultToleranceConfig(memory_copy_every_steps=copies)
         matters = {"elasticity": None, "checkpoint": often, "fault_tolerance": recovery}
         shape = _without_what_does_not_matter(job).model_copy(update=matters)

@@ -47,6 +47,9 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     ("L40S", 45, 0.864, "pcie-4"), ("RTX-4090", 24, 1.008, "pcie-4-host"),
     ("V100", 32, 0.9, "nvlink-v100"), ("Tesla-V100-SXM2-16GB", 16, 0.9, "nvlink-v100"),
     ("rtx-3090", 24, 0.936, "pcie-4-host"), ("T4", 15, 0.32, "pcie-3"),
+    ("NVIDIA-A100-40G", 40, 1.555, "nvlink-a100"), ("NVIDIA-A100-80G", 80, 2.039, "nvlink-a100"),
+    ("NVIDIA_H100_80GB_HBM3", 80, 3.35, "nvlink-h200"), ("A100 40 GB", 40, 1.555, "nvlink-a100"),
+    ("L4-24GB", 22, 0.3, "pcie-4"), ("L40-48G", 45, 0.864, "pcie-4"), ("NVIDIA GH200 480GB", 96, 4.0, "nvlink-h200"),
 ])  # fmt: skip
 def test_each_kind_has_its_own_memory_and_links(kind: str, gigabytes: int, terabytes: float, link: str) -> None:
     device = device_named(kind)
@@ -64,10 +67,15 @@ def test_every_name_leads_to_its_device() -> None:
             assert memory_named(name) == size
 
 
-def test_an_unknown_kind_is_refused_with_the_nearest_names() -> None:
-    small = {"accelerator_type": "H10", "gpus_per_worker": 1}
+@pytest.mark.parametrize(("kind", "nearest"), [
+    ("H10", "H100"), ("H100-40G", "H100"), ("H100-64G", "H100"), ("A100-20G", "A100-40G"), ("A100-48G", "A100-40G"),
+    ("NVIDIA-A100-SXM-64GB", "A100"), ("H200-40G", "H200"), ("L40-40GB", "L40"),
+])  # fmt: skip
+def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: str) -> None:
+    assert device_named(kind) is None and memory_named(kind) is None
+    small = {"accelerator_type": kind, "gpus_per_worker": 1}
     spec = a_spec(resources=small)
-    with pytest.raises(ValueError, match=r"'H10'; name one of .*H100.* or describe it"):
+    with pytest.raises(ValueError, match=rf"'{kind}'; name one of .*{nearest}.* or describe it"):
         search_report(spec, PlanSearch(gpus=8))
     described = {
         "levels": [{"name": "node", "fan_out": 8, "gigabytes_per_second": 50}],
@@ -123,7 +131,9 @@ def test_the_network_is_what_the_kind_usually_has_or_what_is_asked_for() -> None
     assert "100 Gb/s adapter" in network_in_words(asked)
 
 
-@pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce RTX 3060", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""])
+@pytest.mark.parametrize(
+    "device", ["cpu", "NVIDIA GeForce RTX 3060", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100 64 GB", ""]
+)
 def test_of_others_nothing_is_claimed(device: str) -> None:
     assert device_named(device) is None
     rates = FlopRates.of(a_spec(), device)

@@ -214,6 +214,19 @@ def test_one_rank_sends_nothing_and_full_recomputation_sends_forward_twice() -> 
     assert twice.elements_per_token - once.elements_per_token == 32 * (7 * 1024 + 2)
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "blocks"),
+    [
+        ({"pipeline_layers_per_stage": [7, 8, 9, 8]}, 9),
+        ({"pipeline_layers_per_stage": [5, 4, 4, 4, 3, 4, 4, 4], "pipeline_schedule": "interleaved_1f1b"}, 8),
+    ],
+)
+def test_a_rank_sends_what_its_own_stages_exchange(parallelism: dict[str, Any], blocks: int) -> None:
+    sizes = {"tensor_parallel_size": 4, "pipeline_parallel_size": 4}
+    sent = plan(job(parallelism=sizes | parallelism)).shapes[0].communication
+    assert (sent.all_reduces, sent.elements_per_token) == (8 * blocks, 2 * blocks * (7 * 1024 + 2))
+
+
 def test_a_plan_travels_as_json_and_refuses_what_it_does_not_know() -> None:
     planned = plan(job(elasticity=ELASTIC))
     assert Plan.model_validate_json(planned.model_dump_json()) == planned

@@ -30,7 +30,7 @@ from boost_core.plan.machine import (
     shape_of,
 )
 from boost_core.plan.memory import PipelineRank, rank_memory
-from boost_core.plan.report import step_parts, step_seconds
+from boost_core.plan.report import plan, step_parts, step_seconds
 from boost_core.plan.search import (
     NEAR_TIE,
     Choice,
@@ -409,8 +409,27 @@ def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() 
     assert type(report).model_validate_json(report.model_dump_json()) == report
     assert report.device_memory_bytes == 80e9
     unknown = job(resources={"gpus_per_worker": 1})
-    assert search_report(unknown, PlanSearch(gpus=8, top=2)).device_memory_bytes is None
+    unnamed = search_report(unknown, PlanSearch(gpus=8, top=2))
+    assert unnamed.device_memory_bytes is unnamed.choices[0].kilowatt_hours is None
+    assert any(why.startswith("device: ") and "NVIDIA A100 SXM 80 GB data sheet" in why for why in unnamed.why)
+    assert any("so nothing is said of what fits" in why and "energy" in why for why in unnamed.why)
+    assert not any("nothing is said" in why for why in report.why)
     assert search(spec, 8, machine(spec), inf, 1).choices
+
+
+def test_a_search_says_what_is_published_for_the_preset_and_the_jobs_sizes(tmp_path: Path) -> None:
+    spec = job("7b", model={"family": "cola"})
+    report = search_report(spec, PlanSearch(gpus=8, top=1))
+    planned = plan(spec)
+    assert report.published == planned.published is not None
+    assert (report.parameters, report.tokens_per_step) == (planned.parameters, planned.tokens_per_step)
+    assert report.steps == spec.training.steps
+    assert [why for why in report.why if "published" in why] == [note for note in planned.notes if "published" in note]
+    file = tmp_path / "job.yaml"
+    file.write_text(spec.model_dump_json())
+    shown = CliRunner().invoke(app, ["plan", str(file), "--gpus", "8"], env={"COLUMNS": "200"})
+    assert "tokens per step  131,072, 1.31 million in all 10 steps" in shown.stdout
+    assert "published for CoLA 7B: 512 sequences of 256 per step, learning rate 0.001" in shown.stdout
 
 
 def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:

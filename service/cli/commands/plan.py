@@ -69,7 +69,8 @@ def plan(
             metavar="HOURS",
             min=1e-3,
             max=1e12,
-            help=f"Mean hours between failures of a GPU (default: {GPU_MTBF_HOURS:,.0f}, as in Llama 3's training).",
+            help=f"Mean hours between failures of one GPU (default: {GPU_MTBF_HOURS:,.0f}, as in Llama 3's training); "
+            "64 GPUs fail 64 times as often: 768 is one failure in 12 hours.",
         ),
     ] = None,
     store_bandwidth: Annotated[
@@ -117,7 +118,7 @@ def plan(
             print_json(answer)
             return
         if answer.search is not None:
-            print_search(answer.search)
+            print_search(answer.search, spec)
         else:
             print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
             if answer.chosen is not None:
@@ -147,7 +148,7 @@ def plan(
     if as_json:
         print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
     elif isinstance(result, SearchReport):
-        print_search(result)
+        print_search(result, spec)
     else:
         print_plan(result, spec)
         if chosen is not None:
@@ -167,12 +168,8 @@ _INDENT = 17  # of what is said of the fastest
 
 def print_plan(plan: Plan, spec: JobSpec) -> None:
     """Print what a job needs in each of its layouts, and what the fastest takes in all."""
-    facts = {
-        "parameters": _amount(plan.parameters),
-        "FLOPs per token": _amount(plan.flops_per_token),
-        "tokens per step": f"{_amount(plan.tokens_per_step)}, {_amount(spec.training.total_tokens)} in all",
-    }
-    print_facts(facts.items(), _INDENT)
+    print_facts(_sizes(plan, spec), _INDENT)
+    print_facts([("FLOPs per token", _amount(plan.flops_per_token))], _INDENT)
     say("")
     rows = [
         (
@@ -240,8 +237,19 @@ def print_stored(profile: StoredProfile | None) -> None:
         )
 
 
-def print_search(report: SearchReport) -> None:
+def _sizes(of: Plan | SearchReport, spec: JobSpec) -> Iterator[tuple[str, str]]:
+    yield "parameters", _amount(of.parameters)
+    training = spec.training
+    yield (
+        "tokens per step",
+        f"{_amount(of.tokens_per_step)}, {_amount(training.total_tokens)} in all {training.steps:,} steps",
+    )
+
+
+def print_search(report: SearchReport, spec: JobSpec) -> None:
     """Print the best ways to train a job, and what the first takes in all."""
+    print_facts(_sizes(report, spec), _INDENT)
+    say("")
     rows = (
         (
             str(number),
