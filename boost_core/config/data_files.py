@@ -319,9 +319,10 @@ def refuse_damaged(
 
     Raises:
         ValueError: A file is damaged, or ``text_field`` does not hold text: in the first line of the first file, or in
-            the schema of the first file, the last, or some between them.
+            the schema of the first file, the last, or some between them; or it is read as text and is not.
         OSError: One of these cannot be read.
     """
+    refuse_misread(source, files)
     if source.kind == "parquet":
         # On a disk alone, as each check would cost a request to an object store, whose files are left to their readers.
         for url in dict.fromkeys(file.url for file in files if is_local(file.url)):
@@ -650,6 +651,38 @@ def hub_problem(error: Exception) -> str:
 def compression(url: str) -> str | None:
     """The compression of a file of text or JSON lines, by its name; ``None`` if it is not compressed."""
     return _COMPRESSIONS.get(PurePosixPath(url).suffix)
+
+
+def kind_by_names(files: Sequence[SourceFile]) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    """The kind of a source whose files' names all end in the same way; text, unless they say otherwise.
+
+    Raises:
+        ValueError: The files are of several kinds.
+    """
+    urls = {_kind_by_name(file.url): file.url for file in files}
+    if len(urls) > 1:
+        named = ", ".join(f"{url!r} is {kind}" for kind, url in sorted(urls.items()))
+        raise ValueError(f"{named}; tokenize each kind by itself, or say --kind")
+    return next(iter(urls), "text")
+
+
+def _kind_by_name(url: str) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    name = PurePosixPath(url)
+    suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
+    if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and suffix != name.suffix):  # .json alone may be anything
+        return "jsonl"
+    return "parquet" if suffix == ".parquet" else "arrow" if suffix in (".arrow", ".feather") else "text"
+
+
+def refuse_misread(source: SourceConfig, files: Sequence[SourceFile]) -> None:
+    """Refuse files that would be read as text, and by their names are not.
+
+    Raises:
+        ValueError: There is such a file.
+    """
+    for file in files if source.kind == "text" else ():
+        if (kind := _kind_by_name(file.url)) != "text":
+            raise ValueError(f"{file.url!r} is {kind} by its name, and would be read as text; write kind: {kind}")
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:

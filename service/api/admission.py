@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from boost_core.checkpoint.folder import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
-from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
+from boost_core.config.data_files import check_data, list_files, refuse_damaged, refuse_misread, tokenizer_vocabulary
 from boost_core.config.job import door_problems, uneven_layouts
 from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
@@ -196,6 +196,7 @@ async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str
             options = giving_up_soon(context.settings.access(tenant, request.credentials).storage_options())
             field = "source.paths"
             files = list_files(request.source, options)
+            refuse_misread(request.source, files)
             if request.on_error == "fail":
                 refuse_damaged(request.source, files, options)
             field = "tokenizer"

@@ -361,6 +361,13 @@ def test_what_cannot_be_made_is_refused_with_its_field(
     assert client.datasets().datasets == []
 
 
+def test_files_that_are_no_text_by_their_names_are_not_read_as_text(client: Client, tmp_path: Path) -> None:
+    wanted = request(tmp_path, on_error="skip")
+    (tmp_path / "corpus" / "more.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(ApiError, match=r"more\.jsonl' is jsonl by its name, .* write kind: jsonl"):
+        client.create_dataset(wanted)
+
+
 def test_a_tenant_has_only_so_many_made_at_a_time(client: Client, tmp_path: Path) -> None:
     for number in range(MOST_BUILDING):
         client.create_dataset(request(tmp_path, f"d{number}"))
