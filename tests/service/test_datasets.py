@@ -146,8 +146,26 @@ def test_a_model_with_too_few_tokens_for_a_dataset_is_refused(
         tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"},
         model={"vocab_size": 200},
     )  # fmt: skip
-    with pytest.raises(ApiError, match=r"has 256 tokens and model\.vocab_size is 200"):
-        client.submit(job)
+    for call in (client.submit, client.dry_run, client.plan):
+        with pytest.raises(ApiError, match=r"model\.vocab_size: the dataset 'corpus-v1' has 256 tokens and "):
+            call(job)
+
+
+def test_a_plan_notes_how_often_a_dataset_is_read(
+    api: RunningApi, client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    make(client, tmp_path, cluster, reconciler)
+    shown = boost_at(api.url)("datasets", "show", "corpus-v1").stdout
+    counts = client.dataset("corpus-v1").counts
+    assert f"validation tokens {counts['validation_tokens']}\n" in shown and "vocabulary        256\n" in shown
+    job = tiny_job(
+        tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"},
+        training={"steps": None, "tokens": 10**9},
+    )  # fmt: skip
+    tokens = counts["tokens"] - counts["validation_tokens"]
+    epochs = f"{job.training.total_tokens / tokens:,.1f}"
+    note = f"the {tokens:,} training tokens of the dataset 'corpus-v1' are read {epochs} times"
+    assert note in client.dry_run(job).plan.notes and note in client.plan(job).notes
 
 
 def test_show_says_what_each_filter_has_left_out(

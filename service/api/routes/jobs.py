@@ -125,7 +125,9 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
         who.tenant,
         lambda job: DryRun(
             spec=job.spec,
-            plan=planned(job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, who.tenant)),
+            plan=planned(
+                job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, who.tenant), context, who.tenant
+            ),
             chosen=job.chosen,
             profile=job.profile,
             fitted=job.fitted,
@@ -206,7 +208,8 @@ async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: Idem
 @router.get("/{job_id}/plan", responses=NOT_FOUND)
 def show_plan(job: JobDep, context: ContextDep) -> PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    plan = planned(job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, job.tenant))
+    conditions = conditions_of(job.spec, context, job.tenant)
+    plan = planned(job.spec, job.basis.machine(job.spec), conditions, context, job.tenant)
     return PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
 
 
