@@ -239,8 +239,9 @@ class UnfitData(UnfitField):
 
 
 def check_data(
-    data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None
-) -> None:
+    data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None,
+    new: bool = True,
+) -> None:  # fmt: skip
     """Refuse data that a job could not train on.
 
     Args:
@@ -248,6 +249,7 @@ def check_data(
         vocab_size: The model's vocabulary size.
         sequence_length: Tokens per sequence.
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+        new: Whether the job has not been accepted yet. One that was may read files by another kind than their names'.
 
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
@@ -270,6 +272,8 @@ def check_data(
                 _check_tokens(source, ("training", "validation"), indices, vocab_size, sequence_length, storage_options)
             else:
                 split = split_source(source, data.validation_fraction, sequence_length, storage_options)
+                if new:
+                    refuse_misread(source, [*split.training, *split.validation])
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
                 trained_on += split.training
         except ValueError as error:
@@ -284,6 +288,8 @@ def check_data(
             files = list_files(named, storage_options)
             if both := next((file.url for file in files if file.identity in identities), None):
                 raise ValueError(f"{both} is also trained on; validate on other files")
+            if new:
+                refuse_misread(named, files)
             refuse_damaged(named, files, storage_options)
             # Otherwise the trainer counts.
             if named.kind not in _IN_COLUMNS and not any(compression(file.url) for file in files):
@@ -661,6 +667,38 @@ def hub_problem(error: Exception) -> str:
 def compression(url: str) -> str | None:
     """The compression of a file of text or JSON lines, by its name; ``None`` if it is not compressed."""
     return _COMPRESSIONS.get(PurePosixPath(url).suffix)
+
+
+def kind_by_names(files: Sequence[SourceFile]) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    """The kind of a source whose files' names all end in the same way; text, unless they say otherwise.
+
+    Raises:
+        ValueError: The files are of several kinds.
+    """
+    urls = {_kind_by_name(file.url): file.url for file in files}
+    if len(urls) > 1:
+        named = ", ".join(f"{url!r} is {kind}" for kind, url in sorted(urls.items()))
+        raise ValueError(f"{named}; tokenize each kind by itself, or say --kind")
+    return next(iter(urls), "text")
+
+
+def _kind_by_name(url: str) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    name = PurePosixPath(url)
+    suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
+    if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and suffix != name.suffix):  # .json alone may be anything
+        return "jsonl"
+    return "parquet" if suffix == ".parquet" else "arrow" if suffix in (".arrow", ".feather") else "text"
+
+
+def refuse_misread(source: SourceConfig, files: Sequence[SourceFile]) -> None:
+    """Refuse files that would be read as text, and by their names are not.
+
+    Raises:
+        ValueError: There is such a file.
+    """
+    for file in files if source.kind == "text" else ():
+        if (kind := _kind_by_name(file.url)) != "text":
+            raise ValueError(f"{file.url!r} is {kind} by its name, and would be read as text; write kind: {kind}")
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:

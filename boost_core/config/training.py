@@ -84,7 +84,10 @@ class SourceConfig(Config):
         if kind is not None and kind != "standard_library" and not value:
             raise ValueError(f"kind={kind} needs at least one path, glob or URL in paths")
         if kind == "standard_library" and value:
-            raise ValueError("kind=standard_library takes no paths; use kind=text to train on your own files")
+            raise ValueError(
+                "kind=standard_library takes no paths; use kind=text to train on your own files, or kind=jsonl, "
+                "parquet or arrow, as they are"
+            )
         for path in value:
             refuse_unserved(path, SOURCE_SCHEMES)
         return value

@@ -14,7 +14,7 @@ import fsspec
 from pydantic import ValidationError
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines, stores_in_words
-from boost_core.config.data_files import list_files, tokenizer_vocabulary
+from boost_core.config.data_files import kind_by_names, list_files, tokenizer_vocabulary
 from boost_core.config.storage import no_room
 from boost_core.config.training import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
 from boost_core.data.documents import documents, refuse_own_output
@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError("--workers is for this machine, and --ray uses the cluster's CPUs; leave one out")
             is_corpus = options.filter or options.exact_dedup or options.near_dedup or options.ray
             is_corpus = is_corpus or options.workers is not None or options.shuffle is not None
-            source = SourceConfig(kind=options.kind, paths=tuple(options.sources), text_field=options.text_field)
+            kind = options.kind or "text"
+            source = SourceConfig(kind=kind, paths=tuple(options.sources), text_field=options.text_field)
             refuse_own_output(source, options.folder)
+            if options.kind is None:
+                source = source.model_copy(update={"kind": kind_by_names(list_files(source))})
             name = options.tokenizer
             if options.train_bpe is not None:
                 _corpus(options, source, BYTES)  # what is wrong with it is said before a tokenizer is trained
@@ -179,7 +182,11 @@ def _parser() -> argparse.ArgumentParser:
         "sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs; text and jsonl also as .gz or .zst"
     )
     command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run resumes there")
-    command.add_argument("--kind", choices=("text", "jsonl", "parquet", "arrow", "dataset"), default="text")
+    command.add_argument(
+        "--kind", choices=("text", "jsonl", "parquet", "arrow", "dataset"),
+        help="what the files are (default: what their names end in: .jsonl, .ndjson and .json.gz are jsonl, .parquet "
+        "and .arrow themselves, all else is text)",
+    )  # fmt: skip
     command.add_argument("--text-field", default="text", help="field of each line or row that holds the text")
     command.add_argument("--tokenizer", default=BYTES, help="bytes, or the path or URL of a tokenizer.json")
     command.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens on SRC first")

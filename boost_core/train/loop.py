@@ -291,7 +291,7 @@ def train(
             return complete.finish()
         finally:
             complete.checkpoints.saver.make_way()
-    check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
+    check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, new=False)
     Prompts(spec)  # refused before the text is tokenized, which may take long
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)

@@ -1,6 +1,6 @@
 """Checks of a job on submission that go beyond the legality of its spec."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from boost_core.checkpoint.folder import refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
-from boost_core.config.data_files import check_data, list_files, refuse_damaged, tokenizer_vocabulary
+from boost_core.config.data_files import check_data, list_files, refuse_damaged, refuse_misread, tokenizer_vocabulary
 from boost_core.config.job import door_problems, uneven_layouts
 from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
@@ -25,7 +25,7 @@ from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import JobRecord, Owner
 from service.jobs.outlook import NodeSize, size_of_a_node
 from service.models.cluster import StoredProfile, basis_of
-from service.models.datasets import DatasetRequest, DatasetState
+from service.models.datasets import Dataset, DatasetRequest, DatasetState
 from service.models.problems import FieldError
 from service.security.access import named_places, refused_places
 from service.security.redaction import redact
@@ -165,16 +165,39 @@ def conditions_of(job: JobSpec, context: Context, tenant: str, requested: RunCon
     )
 
 
-def planned(job: JobSpec, machine: Machine, conditions: RunConditions) -> Plan:
-    """Plan a job.
+def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: Context, tenant: str) -> Plan:
+    """Plan a job, and note how often it reads the tenant's datasets that it names.
 
     Raises:
         InvalidJob: It has no plan: a layout has more ranks than any known network, or other stages than are listed.
     """
     try:
-        return plan(job, machine, conditions)
+        made = plan(job, machine, conditions)
     except ValueError as error:
         raise InvalidJob([FieldError(field="parallelism", message=str(error))]) from error
+    shares = [(job.data.dataset, 1.0), *((each.dataset, each.weight) for each in job.data.mixture)]
+    known = context.datasets.some({name for name, _ in shares if name is not None}, tenant)
+    whole = sum(weight for _, weight in job.data.sources)
+    notes = list(made.notes)
+    for name, weight in shares:
+        counts = known[name].counts if name in known else None
+        if counts and (tokens := counts["tokens"] - counts.get("validation_tokens", 0)):
+            epochs = job.training.total_tokens * weight / whole / tokens
+            if epochs > 1:
+                notes.append(f"the {tokens:,} training tokens of the dataset {name!r} are read {epochs:,.1f} times")
+    return made.model_copy(update={"notes": tuple(notes)})
+
+
+def refuse_small_vocabulary(spec: JobSpec, datasets: Iterable[Dataset]) -> None:
+    """Refuse a model that has fewer tokens than the tokenizers of its datasets; those not READY have none yet.
+
+    Raises:
+        InvalidJob: The model's vocabulary is too small.
+    """
+    for dataset in datasets:
+        if (size := (dataset.counts or {}).get("vocabulary", 0)) > spec.model.vocab_size:
+            problem = f"the dataset {dataset.name!r} has {size} tokens and model.vocab_size is {spec.model.vocab_size}"
+            raise InvalidJob([FieldError(field="model.vocab_size", message=f"{problem}; raise it to {size} or more")])
 
 
 async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str) -> None:
@@ -196,6 +219,7 @@ async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str
             options = giving_up_soon(context.settings.access(tenant, request.credentials).storage_options())
             field = "source.paths"
             files = list_files(request.source, options)
+            refuse_misread(request.source, files)
             if request.on_error == "fail":
                 refuse_damaged(request.source, files, options)
             field = "tokenizer"
@@ -219,7 +243,8 @@ def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpe
         original: The job that it is a clone of, whose shards it keeps, whatever its datasets' names mean by now.
 
     Raises:
-        InvalidJob: There is no such dataset, it is not ready, or the job names other shards as well.
+        InvalidJob: There is no such dataset, it is not ready, its vocabulary is larger than the model's, or the job
+            names other shards as well.
     """
     if not spec.data.datasets:
         return spec
@@ -258,6 +283,8 @@ def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpe
         update[part] = tuple(sources)
     if errors:
         raise InvalidJob(errors)
+    if original is None:
+        refuse_small_vocabulary(spec, known.values())
     return spec.model_copy(update={"data": data.model_copy(update=update)})
 
 

@@ -1,12 +1,14 @@
-"""Options and arguments that several commands share: their completion, and times as written on a command line."""
+"""Options and arguments that several commands share: completion, and changes and times as written on a command line."""
 
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
+from boost_core.config.base import read_yaml
 from service.cli.connection import open_client
 from service.cli.console import BadInput
 
@@ -50,9 +52,37 @@ Tokenizer = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
+]
 IdempotencyKey = Annotated[
     str | None, typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job.")
 ]
+
+
+def merge_patch(changes: list[str]) -> dict[str, Any]:
+    """Build a JSON merge patch from ``section.field=value`` changes; values are read as YAML.
+
+    Raises:
+        BadInput: A change does not have this form, or conflicts with another one.
+    """
+    patch: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        *sections, field = path.split(".")
+        if not equals or not all([*sections, field]):
+            raise BadInput(f"--set {change}: give a field and its value, such as training.steps=500")
+        section = patch
+        for name in sections:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
+        try:
+            section[field] = read_yaml(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
+    return patch
 
 
 def moment(text: str, *, in_future: bool) -> datetime:

@@ -102,6 +102,8 @@ class DatasetStore:
 
     def some(self, names: AbstractSet[str], tenant: str) -> dict[str, Dataset]:
         """Those datasets of a tenant that have these names, by name."""
+        if not names:
+            return {}
         query = select(*_SUMMARY).where(DatasetRow.tenant == tenant, DatasetRow.name.in_(names), ~DatasetRow.deleted)
         with self.jobs.engine.connect() as connection:
             return {row.name: Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)}

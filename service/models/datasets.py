@@ -65,7 +65,7 @@ class Dataset(BaseModel):
     url: str = Field(description="Folder of its shards.")
     spec: DatasetRequest = Field(description="The request.")
     progress: DatasetProgress | None = Field(description="Its progress.")
-    counts: dict[str, Any] | None = Field(description="If READY: what became of the documents.")
+    counts: dict[str, Any] | None = Field(description="If READY: what became of the documents; the vocabulary.")
     fingerprint: str | None = Field(description="If READY: a hash of its tokenizer and all its shards.")
     created_at: datetime = Field(description="When it was first requested.")
     finished_at: datetime | None = Field(description="When it entered its present final state.")

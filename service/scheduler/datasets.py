@@ -72,7 +72,10 @@ class DatasetReconciler:
             if status.problem is not None:
                 self._finish(build, DatasetState.FAILED, status.problem, **values)
             elif (lineage := status.lineage) is not None:
-                values |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
+                validation = sum(each["tokens"] for each in lineage["shards"] if each["part"] == "validation")
+                more = {"validation_tokens": validation, "vocabulary": lineage["tokenizer"]["vocabulary"]}
+                values |= {"lineage": lineage, "counts": lineage["counts"] | more}
+                values |= {"fingerprint": lineage["fingerprint"]}
                 message = f"holds {counted(lineage['counts']['kept'], 'document')}"
                 self._finish(build, DatasetState.READY, message, **values)
             elif (job := self.in_need(self._cpus_of(build))) is not None:

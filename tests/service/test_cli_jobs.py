@@ -11,9 +11,8 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import Plan
-from service.cli.commands.jobs import merge_patch
 from service.cli.console import BadInput
-from service.cli.options import moment
+from service.cli.options import merge_patch, moment
 from service.jobs.states import JobState
 from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job
 from tests.service.command_line import boost_at, job_file

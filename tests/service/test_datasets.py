@@ -146,8 +146,26 @@ def test_a_model_with_too_few_tokens_for_a_dataset_is_refused(
         tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"},
         model={"vocab_size": 200},
     )  # fmt: skip
-    with pytest.raises(ApiError, match=r"has 256 tokens and model\.vocab_size is 200"):
-        client.submit(job)
+    for call in (client.submit, client.dry_run, client.plan):
+        with pytest.raises(ApiError, match=r"model\.vocab_size: the dataset 'corpus-v1' has 256 tokens and "):
+            call(job)
+
+
+def test_a_plan_notes_how_often_a_dataset_is_read(
+    api: RunningApi, client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    make(client, tmp_path, cluster, reconciler)
+    shown = boost_at(api.url)("datasets", "show", "corpus-v1").stdout
+    counts = client.dataset("corpus-v1").counts
+    assert f"validation tokens {counts['validation_tokens']}\n" in shown and "vocabulary        256\n" in shown
+    job = tiny_job(
+        tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"},
+        training={"steps": None, "tokens": 10**9},
+    )  # fmt: skip
+    tokens = counts["tokens"] - counts["validation_tokens"]
+    epochs = f"{job.training.total_tokens / tokens:,.1f}"
+    note = f"the {tokens:,} training tokens of the dataset 'corpus-v1' are read {epochs} times"
+    assert note in client.dry_run(job).plan.notes and note in client.plan(job).notes
 
 
 def test_show_says_what_each_filter_has_left_out(
@@ -359,6 +377,13 @@ def test_what_cannot_be_made_is_refused_with_its_field(
     with pytest.raises(ApiError, match=message):
         client.create_dataset(request(tmp_path) | changes)
     assert client.datasets().datasets == []
+
+
+def test_files_that_are_no_text_by_their_names_are_not_read_as_text(client: Client, tmp_path: Path) -> None:
+    wanted = request(tmp_path, on_error="skip")
+    (tmp_path / "corpus" / "more.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(ApiError, match=r"more\.jsonl' is jsonl by its name, .* write kind: jsonl"):
+        client.create_dataset(wanted)
 
 
 def test_a_tenant_has_only_so_many_made_at_a_time(client: Client, tmp_path: Path) -> None:

@@ -43,7 +43,16 @@ from service.scheduler.sweeps import SweepDriver, SweepLoop
 from tests.service.browser import Visit
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi, With
-from tests.service.records import GOOD, a_checkpoint, a_step, an_evaluation, finish, numbered, start
+from tests.service.records import (
+    GOOD,
+    a_checkpoint,
+    a_step,
+    an_evaluation,
+    finish,
+    numbered,
+    start,
+    write_checkpoints,
+)
 from tests.service.routes import GOOD_FOR_ALL
 
 JOB = GOOD | {"data": {}, "training": {"steps": 9, "sequence_length": 64, "evaluate_every_steps": 3}}
@@ -594,6 +603,13 @@ def test_a_sweep_from_its_file_to_its_best_trial(
     store.append_reports(best.id, best.attempt, numbered(a_checkpoint(9), first=100))
     refused = boost("sweep", "best", "rates", "--continue", "12").stderr
     assert "checkpoint.continue_from" in refused, "there are no files of this job"
+    assert boost("sweep", "best", "rates", "--quiet").stdout == f"{best.id}\n"
+    assert "--set goes with --continue STEPS" in boost("sweep", "best", "rates", "--set", "name=x").stderr
+    write_checkpoints(store.get(best.id), 9)
+    options = ("--continue", "12", "--set", "priority=3", "--set", "training.seed=7", "-q")
+    onward = client.get(boost("sweep", "best", "rates", *options).stdout.strip()).spec
+    assert (onward.name, onward.group, onward.tags) == (f"rates-{sweep.best.number}-continued", None, ("continued",))
+    assert (onward.priority, onward.training.seed, onward.training.steps) == (3, 7, 12)
 
 
 def test_choices_are_stored_with_each_trial_and_so_are_limited(client: Client) -> None:

@@ -17,7 +17,17 @@ import tokenizers
 from s3fs import S3FileSystem
 
 from boost_core.config import DataConfig, JobSpec, SourceConfig
-from boost_core.config.data_files import Shard, check_data, find_index, list_files, read_index, tokenizer_vocabulary
+from boost_core.config.data_files import (
+    Shard,
+    SourceFile,
+    UnfitData,
+    check_data,
+    find_index,
+    kind_by_names,
+    list_files,
+    read_index,
+    tokenizer_vocabulary,
+)
 from boost_core.data import __main__ as command
 from boost_core.data import tokenize
 from boost_core.data import tokenizers as our_tokenizers
@@ -373,3 +383,35 @@ def test_what_does_not_go_together_is_refused(data: dict[str, Any], message: str
 
 def test_an_index_may_name_the_validation_part_as_it_was_called_first() -> None:
     assert Shard.model_validate({"part": "held_out", "name": "held_out-00000.bin", "tokens": 1}).part == "validation"
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "arrow"])
+def test_without_a_kind_the_names_of_the_files_tell_it(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", kind)
+    arguments = ["tokenize", str(tmp_path / "in"), str(tmp_path / "out"), "--text-field", "content"]
+    assert command.main(arguments) == 0
+    assert f"{len(TEXTS)} documents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.json.gz", "jsonl"), ("a.jsonl.zst", "jsonl"), ("a.ndjson", "jsonl"), ("a.json", "text"), ("a.txt.gz", "text")],
+)
+def test_the_kind_of_a_file_by_its_name(name: str, kind: str) -> None:
+    assert kind_by_names([SourceFile(f"s3://bucket/{name}", 1)]) == kind
+
+
+def test_files_of_several_kinds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in", "jsonl")
+    write(tmp_path / "more", "text")
+    assert command.main(["tokenize", *(str(tmp_path / name) for name in ("in", "more", "out"))]) == 2
+    assert "is jsonl, '" in (told := capsys.readouterr().err)
+    assert "tokenize each kind by itself, or say --kind" in told
+
+
+def test_a_job_does_not_read_json_lines_as_text(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", "jsonl").model_copy(update={"kind": "text"})
+    with pytest.raises(UnfitData, match="would be read as text; write kind: jsonl"):
+        check_data(DataConfig(source=source), 256, 8)

@@ -210,7 +210,7 @@ def _add(
             if corpus.on_error == "fail":
                 raise ValueError(
                     f"{document}\nfix it and run the same command again, which continues with the files that are left; "
-                    "or leave bad documents out with --on-error skip"
+                    "or leave bad documents out with --on-error skip (on_error: skip in a dataset's file)"
                 )
             quarantine.write(document)
             bad += 1

@@ -121,7 +121,9 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
         who.tenant,
         lambda job: DryRun(
             spec=job.spec,
-            plan=planned(job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, who.tenant)),
+            plan=planned(
+                job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, who.tenant), context, who.tenant
+            ),
             chosen=job.chosen,
             profile=job.profile,
             fitted=job.fitted,
@@ -224,7 +226,8 @@ async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: Idem
 @router.get("/{job_id}/plan", responses=NOT_FOUND)
 def show_plan(job: JobDep, context: ContextDep) -> PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    plan = planned(job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, job.tenant))
+    conditions = conditions_of(job.spec, context, job.tenant)
+    plan = planned(job.spec, job.basis.machine(job.spec), conditions, context, job.tenant)
     return PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
 
 
@@ -245,6 +248,8 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
     written, training = job.requested_spec.with_layouts(None).as_written(), changes.get("training")
     if isinstance(training, dict) and len(given := training.keys() & {"steps", "tokens"}) == 1:
         written["training"].pop("tokens" if "steps" in given else "steps", None)  # one stands for the other
+    trial = "trial-" + written["name"].removeprefix(f"{written['group']}-")  # a sweep's tag, which is not the clone's
+    written["tags"] = [tag for tag in written["tags"] if tag != trial]
     try:
         spec = JobSpec.model_validate(merged(written, changes))
     except ValidationError as error:

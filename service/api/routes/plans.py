@@ -14,7 +14,7 @@ from boost_core import __version__
 from boost_core.config.job import JobSpec, load_job, uneven_layouts
 from boost_core.plan.machine import Basis, refuse_unknown_gpu
 from boost_core.plan.report import PresetList, presets
-from service.api.admission import conditions_of, planned
+from service.api.admission import conditions_of, planned, refuse_small_vocabulary
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import BODY_REFUSED, InvalidJob
@@ -48,6 +48,8 @@ router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 
+    A vocabulary smaller than that of a dataset that the job names is refused.
+
     With `search`, also find the best layouts, micro-batches, schedules, ZeRO stages and recomputation for a number of
     GPUs. Seconds are predicted from the search's profile, else from that of the job's kind of GPU, else from data
     sheets; the last two are corrected by the times of earlier jobs there, unless the search gives a network. The number
@@ -62,6 +64,8 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     if problems := uneven_layouts(job):  # which only records of earlier jobs may have
         errors = [FieldError(field=".".join(each.field), message=each.message, value=each.value) for each in problems]
         raise InvalidJob(errors)
+    named = {name for _, name, _ in job.data.datasets}
+    refuse_small_vocabulary(job, context.datasets.some(named, who.tenant).values())
     search = request.search
     sent = search.profile if search else None
     stored = context.profiles.for_job(job) if sent is None else None
@@ -91,7 +95,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None
-    plan = planned(job, machine, conditions)
+    plan = planned(job, machine, conditions, context, who.tenant)
     return PlanAnswer(**dict(plan), chosen=chosen, search=report, profile=profiled, fitted=fitted)
 
 

@@ -10,11 +10,10 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-import yaml
 from rich.console import Console
 from rich.live import Live
 
-from boost_core.config.base import counted, read_yaml
+from boost_core.config.base import counted
 from boost_core.config.job import Steering
 from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
@@ -45,7 +44,18 @@ from service.cli.job_text import (
     productive_share,
     step,
 )
-from service.cli.options import AsJson, Follow, IdempotencyKey, JobFile, JobId, Url, complete_job_ids, moment
+from service.cli.options import (
+    AsJson,
+    Changes,
+    Follow,
+    IdempotencyKey,
+    JobFile,
+    JobId,
+    Url,
+    complete_job_ids,
+    merge_patch,
+    moment,
+)
 from service.client import ApiError, Client
 from service.jobs.model import EVENT_KINDS, EventKind, JobPage, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
@@ -86,10 +96,7 @@ def submit(
 
 def clone(
     job_id: JobId,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
-    ] = None,
+    changes: Changes = None,
     from_checkpoint: Annotated[
         bool, typer.Option("--from-checkpoint", help="Continue from the job's newest checkpoint, at its step.")
     ] = False,
@@ -110,30 +117,6 @@ def clone(
             job_id, patch, from_checkpoint=from_checkpoint, from_weights=from_weights, idempotency_key=idempotency_key
         )
         _go_on(client, record, follow_it, as_json)
-
-
-def merge_patch(changes: list[str]) -> dict[str, Any]:
-    """Build a JSON merge patch from ``section.field=value`` changes; values are read as YAML.
-
-    Raises:
-        BadInput: A change does not have this form, or conflicts with another one.
-    """
-    patch: dict[str, Any] = {}
-    for change in changes:
-        path, equals, text = change.partition("=")
-        *sections, field = path.split(".")
-        if not equals or not all([*sections, field]):
-            raise BadInput(f"--set {change}: give a field and its value, such as training.steps=500")
-        section = patch
-        for name in sections:
-            section = section.setdefault(name, {})
-            if not isinstance(section, dict):
-                raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
-        try:
-            section[field] = read_yaml(text)
-        except yaml.YAMLError as error:
-            raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
-    return patch
 
 
 def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from service.cli.console import (
     say,
     say_unchanged,
 )
-from service.cli.options import AsJson, Url
+from service.cli.options import AsJson, Changes, Url, merge_patch
 from service.client import Client
 from service.models.sweeps import SweepRequest, SweepState, SweepTrial, parameters_in_words
 
@@ -129,10 +129,14 @@ def show_best(
         int | None,
         typer.Option("--continue", min=1, metavar="STEPS", help="Continue from its checkpoint, up to this step."),
     ] = None,
+    changes: Changes = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's ID.")] = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Show the best trial of a sweep, or continue it as a new job."""
+    """Show the best trial of a sweep, or continue it as a new job, which is not in the sweep's group."""
+    if changes and steps is None:
+        raise BadInput("--set goes with --continue STEPS, which makes a new job")
     with open_client(url) as client:
         best = client.sweep(name).best
         if best is None:
@@ -140,14 +144,19 @@ def show_best(
         if steps is None:
             if as_json:
                 print_json(best)
+            elif quiet:
+                say_unchanged(str(best.job_id))
             else:
                 say(_best_in_words(best))
                 say(f"continue it: boost sweep best {name} --continue STEPS")
             return
-        changes = {"name": f"{name}-{best.number}-continued", "tags": ["continued"], "training": {"steps": steps}}
-        job = client.clone(str(best.job_id), changes, from_checkpoint=True)
+        described = {"name": f"{name}-{best.number}-continued", "group": None, "tags": ["continued"]}
+        described |= merge_patch([*(changes or []), f"training.steps={steps}"])
+        job = client.clone(str(best.job_id), described, from_checkpoint=True)
     if as_json:
         print_json(job)
+    elif quiet:
+        say_unchanged(job.id)
     else:
         say(f"job {job.id} continues trial {best.number} from its checkpoint up to step {steps}")
 
