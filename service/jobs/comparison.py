@@ -7,6 +7,7 @@ from typing import Any
 
 from boost_core.config import JobSpec
 from service.jobs.model import JobRecord
+from service.jobs.queries import Course
 from service.models.jobs import ComparedJob, Comparison, DifferingField, Result
 
 MOST_COMPARED = 200
@@ -15,7 +16,7 @@ _SHOWN_ANYWAY = ("name", "notes")
 
 def compared(
     jobs: Sequence[JobRecord], losses: Mapping[str, float | None], ranks: Mapping[str, Sequence[tuple[datetime, int]]],
-    now: datetime, sort: Result | None = None, descending: bool = False,
+    courses: Mapping[str, Course | None], now: datetime, sort: Result | None = None, descending: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare jobs.
 
@@ -23,21 +24,27 @@ def compared(
         jobs: The jobs.
         losses: The lowest validation loss of each, in nats per token.
         ranks: How many ranks of each have held resources since when, in order.
+        courses: What the steps of each say.
         now: Until when jobs that have not ended are counted.
         sort: The result to sort them by, the lowest first; ``None`` leaves their order.
         descending: Whether the highest comes first.
     """
     rows = []
     for job in jobs:
-        end, newest = job.finished_at or now, job.progress
+        end, course, tokens = job.finished_at or now, courses.get(job.id), None
+        if course is not None and job.progress is not None:
+            training = job.spec.training
+            of_first = training.samples(course.first) - training.samples(course.first - 1)
+            tokens = job.progress.tokens - course.tokens + of_first * training.sequence_length
+        trained = job.goodput.productive + job.goodput.data_stall
         result = ComparedJob(
             id=job.id,
             name=job.name,
             state=job.state,
-            final_loss=newest.loss if newest and math.isfinite(newest.loss) else None,
+            final_loss=course.loss if course and math.isfinite(course.loss) else None,
             best_validation_loss=losses.get(job.id),
-            tokens_per_second=newest.tokens_per_second if newest else None,
-            tokens=newest.tokens if newest else None,
+            tokens_per_second=tokens / trained if tokens is not None and trained else None,
+            tokens=tokens,
             seconds=(end - job.started_at).total_seconds() if job.started_at else None,
             gpu_hours=gpu_hours_of(job, ranks.get(job.id, ()), now),
             validation_sets=[each.name for each in job.spec.data.validation],

@@ -174,10 +174,15 @@ class ComparedJob(BaseModel):
     id: str
     name: str
     state: str
-    final_loss: float | None = Field(description="Loss of the newest step, in nats per token.")
+    final_loss: float | None = Field(description="Mean loss of the newest 20 steps, in nats per token.")
     best_validation_loss: float | None = Field(description="The lowest validation loss, in nats per token.")
-    tokens_per_second: float | None = Field(description="Throughput of the newest step.")
-    tokens: int | None = Field(description="Tokens trained on.")
+    tokens_per_second: float | None = Field(
+        description="The run's throughput: tokens, by the seconds in which it trained on them (goodput's productive "
+        "and data_stall: new steps and evaluations; no starts, compilation, checkpoints, repeated steps or pauses)."
+    )
+    tokens: int | None = Field(
+        description="Tokens that this job has trained on, without those before a checkpoint that it continues from."
+    )
     seconds: float | None = Field(description="From the start of training to the end, or to now; pauses included.")
     gpu_hours: float = Field(
         description="GPUs of each of its gangs, times the hours from when it was formed until it ended or changed."

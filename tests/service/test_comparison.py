@@ -128,6 +128,28 @@ def test_jobs_are_compared_by_any_result(api: RunningApi, store: JobStore) -> No
         assert client.compare(group="others").jobs == []
 
 
+def test_results_are_of_the_whole_run_and_of_the_job_alone(api: RunningApi, store: JobStore) -> None:
+    job = store.create(a_spec(), "/c")
+    start(store, job.id)
+    each = job.spec.training.global_batch_size * job.spec.training.sequence_length
+    # It goes on from step 40 of another job. The last batch was slow, and an easy one.
+    losses = [9.0] * 10 + [4.0] * 19 + [2.0]
+    reports = [a_shape()] + [
+        a_step(step, tokens=step * each, loss=loss, step_seconds=1.0, steps=99, tokens_per_second=float(70 - step))
+        for step, loss in enumerate(losses, 41)
+    ]
+    begin = job.submitted_at
+    numbered = [(number, begin + timedelta(seconds=number), report) for number, report in enumerate(reports, 1)]
+    store.append_reports(job.id, 1, numbered)
+    with Client(api.url) as client:
+        (result,) = client.compare([job.id]).jobs
+    assert result.tokens == 30 * each
+    assert result.tokens_per_second == pytest.approx(each, rel=0.05)
+    assert result.final_loss == pytest.approx((19 * 4.0 + 2.0) / 20)
+    (cells,) = boost_at(api.url)("compare", job.id, COLUMNS="160").stdout.splitlines()[1:2]
+    assert cells.split()[2:6] == ["3.9000", "-", f"{result.tokens_per_second:,.0f}", f"{30 * each:,}"]
+
+
 def test_the_command_line_compares(api: RunningApi, store: JobStore) -> None:
     ids = a_run(store, "low", 0.001, 2.5), a_run(store, "high", 0.01, 4.0)
     boost = boost_at(api.url)
@@ -135,8 +157,8 @@ def test_the_command_line_compares(api: RunningApi, store: JobStore) -> None:
     assert shown[0].split() == [
         "JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", "optimizer.learning_rate"
     ]  # fmt: skip
-    assert (shown[1].split()[:6], shown[1].split()[-2:]) == (
-        ["high", "SUCCEEDED", "4.0000", "4.0000", "2,048", "10,240"], ["4.00", "0.01"]
+    assert (shown[1].split()[:4], shown[1].split()[-2:]) == (
+        ["high", "SUCCEEDED", "4.0000", "4.0000"], ["4.00", "0.01"]
     )  # fmt: skip
     table = [*csv.DictReader(boost("compare", "--group", "rates", "--csv").stdout.splitlines())]
     assert [(row["id"], row["best_validation_loss"], row["optimizer.learning_rate"]) for row in table] == [

@@ -187,7 +187,8 @@ def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: Co
     jobs = query.jobs(who, context.store)
     with Session(context.store.engine) as session:
         losses, ranks = queries.results_of(session, [job.id for job in jobs])
-    return compared(jobs, losses, ranks, datetime.now(UTC), query.sort, query.descending)
+        courses = {job.id: queries.course_of(session, job.id) for job in jobs if job.progress}
+    return compared(jobs, losses, ranks, courses, datetime.now(UTC), query.sort, query.descending)
 
 
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)
