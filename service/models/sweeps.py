@@ -365,7 +365,7 @@ class SweepDetail(Sweep):
 
     importance: dict[str, float] | None = Field(
         description="How much of the differences between the best trials and others each field explains, with a sum "
-        "of 1 (PED-ANOVA, arXiv 2304.10255); null with too few completed trials."
+        "of 1 (PED-ANOVA, arXiv 2304.10255), over the COMPLETE trials; null with fewer than 4."
     )
 
 
