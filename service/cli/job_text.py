@@ -83,6 +83,9 @@ def facts(
         yield "" if number else "notes", line
     if job.cloned_from:
         yield "clone of", job.cloned_from
+    if origin := job.spec.checkpoint.origin:
+        how = "continues from" if origin[0] == "continue_from" else "starts at step 0 from the weights of"
+        yield "origin", f"{how} the newest checkpoint in {origin[1]}"
     yield "attempts", str(job.attempt)
     if job.shape:
         yield "layout", f"{layout_in_words(job.shape)}: {', '.join(dict.fromkeys(job.shape.nodes))}"

@@ -81,9 +81,10 @@ def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:
     Args:
         specs: The specs, with all defaults, presets and chosen layouts filled in.
     """
-    resolved = [dict(_fields(spec.model_dump(mode="json"))) for spec in specs]
+    # A dataset's kind and shards are the service's, and what held before a job was steered is history.
+    resolved = [dict(_fields(_without(spec.model_dump(mode="json", exclude={"steered"}), "kind"))) for spec in specs]
     # What their users decided; the rest of a model with a preset, for example, follows from that.
-    submitted = [dict(_fields(spec.with_layouts(None).as_written())) for spec in specs]
+    submitted = [dict(_fields(_without(spec.with_layouts(None).as_written(), "kind", "paths"))) for spec in specs]
     differing = []
     for field in dict.fromkeys(field for fields in resolved for field in fields):
         values, written = ([fields.get(field) for fields in forms] for forms in (resolved, submitted))
@@ -91,6 +92,18 @@ def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:
             differs = any(value != written[0] for value in written)
             differing.append(DifferingField(field=field, values=values, submitted=differs))
     return differing
+
+
+def _without(form: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A spec's form without some fields of the sources that are datasets."""
+    data = form["data"]
+    sources = [each for part in ("mixture", "validation") for each in data[part] if each["dataset"] is not None]
+    if data["dataset"] is not None and data["source"] is not None:
+        sources.append(data["source"])
+    for source in sources:
+        for name in names:
+            del source[name]
+    return form
 
 
 def _fields(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -158,6 +158,8 @@ def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
 def test_show(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     assert f"none yet; goes to /checkpoints/default/{job.id}" in boost("show", job.id).stdout
+    further = store.create(a_spec(checkpoint={"continue_from": f"file:///c/{job.id}"}), "/checkpoints")
+    assert f"origin      continues from the newest checkpoint in file:///c/{job.id}" in boost("show", further.id).stdout
     run_to_the_end(store, job.id)
     shown = boost("show", job.id).stdout
     for fact in (

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from boost_core.config import Layout
+from boost_core.config import JobSpec, Layout
 from service.accounts.keys import KeyStore
 from service.client import Client
 from service.jobs.comparison import differing_fields
@@ -48,6 +48,15 @@ def test_only_what_differs_is_listed_by_its_path_and_what_only_follows_is_told_a
     assert follows["model.hidden_size"] == [before.model.hidden_size, after.model.hidden_size]
     assert not [field for field in fields if field.startswith(("training", "optimizer", "name"))]
     assert differing_fields([before, before]) == []
+
+
+def test_the_shards_of_a_dataset_are_not_its_users() -> None:
+    def job(**written: object) -> JobSpec:
+        return a_spec(data={"mixture": [{"dataset": "my-txt", "weight": 1.0, **written}]})
+
+    first, second = (job(kind="tokenized", paths=[f"/datasets/{each}"]) for each in "ab")
+    fields = differing_fields([job(), first]) + differing_fields([first, second])
+    assert [(each.field, each.submitted) for each in fields] == 2 * [("data.mixture[0].paths", False)]
 
 
 def test_layouts_that_the_service_has_chosen_are_not_its_users() -> None:
