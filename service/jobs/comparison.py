@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from boost_core.config import JobSpec
 from service.jobs.model import JobRecord
-from service.jobs.queries import Course
 from service.models.jobs import ComparedJob, Comparison, DifferingField, Result
+
+if TYPE_CHECKING:  # the command line compares specs without the database
+    from service.jobs.queries import Course
 
 MOST_COMPARED = 200
 _SHOWN_ANYWAY = ("name", "notes")
@@ -16,7 +18,7 @@ _SHOWN_ANYWAY = ("name", "notes")
 
 def compared(
     jobs: Sequence[JobRecord], losses: Mapping[str, float | None], ranks: Mapping[str, Sequence[tuple[datetime, int]]],
-    courses: Mapping[str, Course | None], now: datetime, sort: Result | None = None, descending: bool = False,
+    courses: "Mapping[str, Course | None]", now: datetime, sort: Result | None = None, descending: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare jobs.
 
