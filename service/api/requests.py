@@ -1,4 +1,4 @@
-"""Strict reading of request bodies: limited in size, and valid JSON only."""
+"""Strict reading of request bodies: limited in size, and valid JSON only. Answers as JSON or CSV."""
 
 import json
 import math
@@ -11,11 +11,22 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 from boost_core.config.base import is_too_deep
+from service.models.jobs import AnswerFormat, Tabular
 
 MOST_BODY_BYTES = 2**20
 MOST_TARGET_BYTES = 16 * 2**10  # of the path and the query
 MOST_HEADER_BYTES = 16 * 2**10  # of the names and values of all headers
 _MOST_DIGITS = 1000  # Python reads 4300 at most
+
+
+CSV: dict[int | str, dict[str, Any]] = {HTTPStatus.OK: {"content": {"text/csv": {}}}}  # for OpenAPI
+
+
+def in_format(answer: Tabular, media_type: AnswerFormat) -> Response:
+    """Return an answer as JSON or CSV."""
+    if media_type == "csv":
+        return Response(answer.as_csv(), media_type="text/csv")
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 class StrictRequest(Request):

@@ -34,7 +34,7 @@ from boost_core.terminal import duration
 from service.cli.console import ExitStatus, print_line
 from service.client import Client
 from service.jobs.goodput import as_of
-from service.jobs.model import EVENT_KINDS, JobEvent, JobRecord
+from service.jobs.model import EVENT_KINDS, EventKind, JobEvent, JobRecord
 from service.jobs.states import JobState
 from service.models.jobs import JobEvaluation, TrackerState
 
@@ -83,6 +83,9 @@ def facts(
         yield "" if number else "notes", line
     if job.cloned_from:
         yield "clone of", job.cloned_from
+    if origin := job.spec.checkpoint.origin:
+        how = "continues from" if origin[0] == "continue_from" else "starts at step 0 from the weights of"
+        yield "origin", f"{how} the newest checkpoint in {origin[1]}"
     yield "attempts", str(job.attempt)
     if job.shape:
         yield "layout", f"{layout_in_words(job.shape)}: {', '.join(dict.fromkeys(job.shape.nodes))}"
@@ -217,28 +220,32 @@ def line_of(event: JobEvent) -> str:
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 
-def follow(client: Client, job_id: str, console: Console) -> JobRecord:
+def follow(client: Client, job_id: str, console: Console, kinds: Sequence[EventKind] = ()) -> JobRecord:
     """Show a job's events from the first one until the job has ended, and return its final record.
+
+    Those of some kinds, or without any given, all but the frequent ones that feed curves and gauges.
 
     Raises:
         ApiError: There is no such job.
         ServiceUnreachable: The service has gone away.
     """
     with _view(console) as show:
-        for event in client.events(job_id):
-            if event.kind in _SHOWN:
+        for event in client.events(job_id, kinds=kinds):
+            if event.kind in (kinds or _SHOWN):
                 show(event)
     return client.get(job_id)
 
 
-def follow_until_interrupted(client: Client, job_id: str, console: Console) -> JobRecord:
+def follow_until_interrupted(
+    client: Client, job_id: str, console: Console, kinds: Sequence[EventKind] = ()
+) -> JobRecord:
     """Like ``follow``, but Ctrl-C ends this program and leaves the job running.
 
     Raises:
         typer.Exit: The user pressed Ctrl-C.
     """
     try:
-        return follow(client, job_id, console)
+        return follow(client, job_id, console, kinds)
     except KeyboardInterrupt:
         print_line(console, f"stopped following; the job continues. Follow it again: boost events {job_id} -f")
         print_line(console, f"cancel it: boost cancel {job_id}")

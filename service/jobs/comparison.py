@@ -3,11 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from boost_core.config import JobSpec
 from service.jobs.model import JobRecord
 from service.models.jobs import ComparedJob, Comparison, DifferingField, Result
+
+if TYPE_CHECKING:  # the command line compares specs without the database
+    from service.jobs.queries import Course
 
 MOST_COMPARED = 200
 _SHOWN_ANYWAY = ("name", "notes")
@@ -15,7 +18,7 @@ _SHOWN_ANYWAY = ("name", "notes")
 
 def compared(
     jobs: Sequence[JobRecord], losses: Mapping[str, float | None], ranks: Mapping[str, Sequence[tuple[datetime, int]]],
-    now: datetime, sort: Result | None = None, descending: bool = False,
+    courses: "Mapping[str, Course | None]", now: datetime, sort: Result | None = None, descending: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare jobs.
 
@@ -23,21 +26,27 @@ def compared(
         jobs: The jobs.
         losses: The lowest validation loss of each, in nats per token.
         ranks: How many ranks of each have held resources since when, in order.
+        courses: What the steps of each say.
         now: Until when jobs that have not ended are counted.
         sort: The result to sort them by, the lowest first; ``None`` leaves their order.
         descending: Whether the highest comes first.
     """
     rows = []
     for job in jobs:
-        end, newest = job.finished_at or now, job.progress
+        end, course, tokens = job.finished_at or now, courses.get(job.id), None
+        if course is not None and job.progress is not None:
+            training = job.spec.training
+            of_first = training.samples(course.first) - training.samples(course.first - 1)
+            tokens = job.progress.tokens - course.tokens + of_first * training.sequence_length
+        trained = job.goodput.productive + job.goodput.data_stall
         result = ComparedJob(
             id=job.id,
             name=job.name,
             state=job.state,
-            final_loss=newest.loss if newest and math.isfinite(newest.loss) else None,
+            final_loss=course.loss if course and math.isfinite(course.loss) else None,
             best_validation_loss=losses.get(job.id),
-            tokens_per_second=newest.tokens_per_second if newest else None,
-            tokens=newest.tokens if newest else None,
+            tokens_per_second=tokens / trained if tokens is not None and trained else None,
+            tokens=tokens,
             seconds=(end - job.started_at).total_seconds() if job.started_at else None,
             gpu_hours=gpu_hours_of(job, ranks.get(job.id, ()), now),
             validation_sets=[each.name for each in job.spec.data.validation],
@@ -74,9 +83,10 @@ def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:
     Args:
         specs: The specs, with all defaults, presets and chosen layouts filled in.
     """
-    resolved = [dict(_fields(spec.model_dump(mode="json"))) for spec in specs]
+    # A dataset's kind and shards are the service's, and what held before a job was steered is history.
+    resolved = [dict(_fields(_without(spec.model_dump(mode="json", exclude={"steered"}), "kind"))) for spec in specs]
     # What their users decided; the rest of a model with a preset, for example, follows from that.
-    submitted = [dict(_fields(spec.with_layouts(None).as_written())) for spec in specs]
+    submitted = [dict(_fields(_without(spec.with_layouts(None).as_written(), "kind", "paths"))) for spec in specs]
     differing = []
     for field in dict.fromkeys(field for fields in resolved for field in fields):
         values, written = ([fields.get(field) for fields in forms] for forms in (resolved, submitted))
@@ -84,6 +94,18 @@ def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:
             differs = any(value != written[0] for value in written)
             differing.append(DifferingField(field=field, values=values, submitted=differs))
     return differing
+
+
+def _without(form: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A spec's form without some fields of the sources that are datasets."""
+    data = form["data"]
+    sources = [each for part in ("mixture", "validation") for each in data[part] if each["dataset"] is not None]
+    if data["dataset"] is not None and data["source"] is not None:
+        sources.append(data["source"])
+    for source in sources:
+        for name in names:
+            del source[name]
+    return form
 
 
 def _fields(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:

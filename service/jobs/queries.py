@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import islice
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -68,6 +69,7 @@ MEANS = (
     "model_flops_per_second",
 )
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # how events store numbers that JSON lacks
+LOSS_STEPS = 20  # over which a job's last loss is averaged: one batch's differs from the next's by tenths
 _CHUNK = 500
 _MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
 _NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
@@ -445,6 +447,30 @@ def results_of(
         elif to != JobState.RUNNING:
             ranks[job_id].append((at, 0))
     return {row[0]: row[1] for row in session.execute(lowest)}, ranks
+
+
+class Course(NamedTuple):
+    """What the reports of a job's steps say of its whole course.
+
+    Attributes:
+        first: The step that it began with.
+        tokens: Tokens trained on after that step, those before the checkpoint that it began from included.
+        loss: Mean loss of its newest ``LOSS_STEPS`` steps, in nats per token; perhaps not finite.
+    """
+
+    first: int
+    tokens: int
+    loss: float
+
+
+def course_of(session: Session, job_id: str) -> Course | None:
+    """What a job's first and newest steps say; ``None`` before the first."""
+    of_steps = EventRow.job_id == job_id, EventRow.kind == "progress"
+    first = session.scalar(select(EventRow.data).where(*of_steps).order_by(EventRow.id).limit(1))
+    if first is None:
+        return None
+    newest = select(EventRow.data["loss"].as_string()).where(*of_steps).order_by(EventRow.id.desc()).limit(LOSS_STEPS)
+    return Course(first["step"], first["tokens"], fmean(map(float, session.scalars(newest))))
 
 
 def _finite(name: str) -> ColumnElement[float | None]:

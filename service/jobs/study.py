@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # Optuna and NumPy are imported when the first sweep needs th
     from optuna.trial import FrozenTrial
 
 _SCHEMA = "optuna"  # in PostgreSQL
+LEAST_COMPLETED = 4  # trials for importances: PED-ANOVA compares the best, at least two, with the others
 _MOST_IMPORTANCES = 256  # that are remembered
 _CREATION = threading.Lock()  # among threads, and in PostgreSQL among processes:
 _CREATION_LOCK = 0x6F7074756E61  # any number, the same in all processes
@@ -180,7 +181,7 @@ def importance(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> dict[s
         for trial in trials
         if _STATES[trial.state.name] is TrialState.COMPLETE and trial.value != _told(request, None)
     ]
-    if len(finite) < 2 or len({trial.value for trial in finite}) < 2:
+    if len(finite) < LEAST_COMPLETED or len({trial.value for trial in finite}) < 2:
         return None
     from optuna import importance as importances
 

@@ -3,9 +3,13 @@
 Also the requests for keys and for settings of queues and tenants.
 """
 
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +22,33 @@ from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search import PlanSearch, SearchReport
 from service.models.access import Scope, TenantName
 from service.models.cluster import StoredProfile
+
+AnswerFormat = Annotated[Literal["json", "csv"], Field(description="Media type of the answer.")]
+
+
+def csv_of(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV. A text that a spreadsheet would calculate is marked as text; lists and sections are JSON."""
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, str):
+            return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+        return value if isinstance(value, int | float | None) else json.dumps(value, ensure_ascii=False)
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cell(each) for each in row] for row in rows)
+    return text.getvalue()
+
+
+class Tabular(BaseModel):
+    """An answer that is also given as CSV."""
+
+    def rows(self) -> Iterable[Sequence[Any]]:
+        """The heading and the rows."""
+        raise NotImplementedError
+
+    def as_csv(self) -> str:
+        """The same as CSV."""
+        return csv_of(self.rows())
 
 
 class CloneRequest(Config):
@@ -174,10 +205,15 @@ class ComparedJob(BaseModel):
     id: str
     name: str
     state: str
-    final_loss: float | None = Field(description="Loss of the newest step, in nats per token.")
+    final_loss: float | None = Field(description="Mean loss of the newest 20 steps, in nats per token.")
     best_validation_loss: float | None = Field(description="The lowest validation loss, in nats per token.")
-    tokens_per_second: float | None = Field(description="Throughput of the newest step.")
-    tokens: int | None = Field(description="Tokens trained on.")
+    tokens_per_second: float | None = Field(
+        description="The run's throughput: tokens, by the seconds in which it trained on them (goodput's productive "
+        "and data_stall: new steps and evaluations; no starts, compilation, checkpoints, repeated steps or pauses)."
+    )
+    tokens: int | None = Field(
+        description="Tokens that this job has trained on, without those before a checkpoint that it continues from."
+    )
     seconds: float | None = Field(description="From the start of training to the end, or to now; pauses included.")
     gpu_hours: float = Field(
         description="GPUs of each of its gangs, times the hours from when it was formed until it ended or changed."
@@ -216,12 +252,18 @@ class Curve(BaseModel):
     max: list[float | None] = Field(description="The highest of them.")
 
 
-class Curves(BaseModel):
+class Curves(Tabular):
     """The same curve of several jobs."""
 
     metric: str
     axis: Axis
     curves: list[Curve] = Field(description="As requested; a job without a value has no points.")
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row for each point."""
+        yield "id", self.axis, f"{self.metric}_mean", f"{self.metric}_min", f"{self.metric}_max"
+        for each in self.curves:
+            yield from ((each.id, *point) for point in zip(each.x, each.mean, each.min, each.max, strict=True))
 
 
 class Checkpoint(BaseModel):
@@ -323,7 +365,7 @@ class RankTimes(BaseModel):
     busy_seconds: list[float | None] = Field(description="Seconds that each rank computed, by rank.")
 
 
-class MetricsHistory(BaseModel):
+class MetricsHistory(Tabular):
     """A job's curves between two steps, downsampled to a number of points."""
 
     job_id: str = Field(description="The job.")
@@ -333,6 +375,11 @@ class MetricsHistory(BaseModel):
     samples: list[MetricsSample] = Field(description="In order of steps.")
     evaluations: list[EvaluationPoint] = Field(description="In order of steps.")
     ranks: list[RankTimes] = Field(description="In order of steps; empty if nothing was measured by rank.")
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row for each of the samples."""
+        yield [*MetricsSample.model_fields]
+        yield from ([*each.model_dump(mode="json").values()] for each in self.samples)
 
 
 class TrackerState(BaseModel):

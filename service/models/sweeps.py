@@ -1,7 +1,5 @@
 """Sweeps: what a sweep file says, the job of each of its trials, and sweeps as the API shows them."""
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -15,6 +13,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config, Count, FieldProblem, ResourceName, raise_problems, spelled
+from service.models.jobs import Tabular
 from service.models.problems import FieldError, job_errors
 
 MOST_TRIALS = 1000  # of a sweep
@@ -319,29 +318,19 @@ class SweepTrial(BaseModel):
     job_id: str | None = Field(description="Its job; null if it has none yet, or it was refused.")
 
 
-class SweepTrialList(BaseModel):
+class SweepTrialList(Tabular):
     """The trials of a sweep."""
 
     trials: list[SweepTrial] = Field(description="In order of their numbers.")
 
-    def as_csv(self) -> str:
-        """The same as CSV: a column for each varied field, and one for each rung."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row for each trial: a column for each varied field, and one for each rung."""
         paths = list(self.trials[0].parameters) if self.trials else []
         steps = sorted({step for trial in self.trials for step in trial.rungs})
-        writer.writerow(["trial", "state", "value", "job", *paths, *(f"step {step}" for step in steps), "reason"])
+        yield ["trial", "state", "value", "job", *paths, *(f"step {step}" for step in steps), "reason"]
         for trial in self.trials:
             row = [trial.value, trial.job_id, *map(trial.parameters.get, paths), *map(trial.rungs.get, steps)]
-            cells = [*row, trial.reason]
-            # A text that a spreadsheet would calculate is marked as text.
-            written = (
-                f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else
-                cell if isinstance(cell, str | int | float | None) else json.dumps(cell)
-                for cell in cells
-            )  # fmt: skip
-            writer.writerow([trial.number, trial.state, *written])
-        return text.getvalue()
+            yield [trial.number, trial.state, *row, trial.reason]
 
 
 class Sweep(BaseModel):
@@ -365,7 +354,7 @@ class SweepDetail(Sweep):
 
     importance: dict[str, float] | None = Field(
         description="How much of the differences between the best trials and others each field explains, with a sum "
-        "of 1 (PED-ANOVA, arXiv 2304.10255); null with too few completed trials."
+        "of 1 (PED-ANOVA, arXiv 2304.10255), over the COMPLETE trials; null with fewer than 4."
     )
 
 

@@ -158,6 +158,8 @@ def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
 def test_show(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     assert f"none yet; goes to /checkpoints/default/{job.id}" in boost("show", job.id).stdout
+    further = store.create(a_spec(checkpoint={"continue_from": f"file:///c/{job.id}"}), "/checkpoints")
+    assert f"origin      continues from the newest checkpoint in file:///c/{job.id}" in boost("show", further.id).stdout
     run_to_the_end(store, job.id)
     shown = boost("show", job.id).stdout
     for fact in (
@@ -231,6 +233,10 @@ def test_events_print_a_line_for_every_event(boost, store: JobStore) -> None:
     assert "step 1/10  loss 4.9000  2,048 tokens/s  communication 25%  ETA 0:04" in lines
     assert "step 10  validation loss 2.5000 (perplexity 12.18), unigram entropy of that text 3.0000" in lines
     assert "step 10  checkpoint file:///checkpoints/step-10 (1.0 MiB, 0.25 s)" in lines
+    for following in ((), ("--follow",)):
+        chosen = boost("events", job.id, "--kind", "evaluation", "--kind", "checkpoint", *following)
+        assert [line.split("  ", 1)[1] for line in chosen.stdout.splitlines()] == lines[-3:-1]
+    assert "steered" in boost("events", job.id, "--kind", "luck").stderr
 
 
 def test_what_others_wrote_does_not_steer_the_terminal(boost, store: JobStore) -> None:

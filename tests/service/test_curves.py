@@ -74,6 +74,21 @@ def test_a_spike_of_one_step_stays_visible_in_few_points(store: JobStore) -> Non
     assert (curve.x[-1], sorted(curve.x)) == (1000, curve.x)
 
 
+def test_curves_are_also_given_as_csv(api: RunningApi, store: JobStore) -> None:
+    run = Run(store)
+    run.steps(1, 4, s3=math.nan)
+    of_jobs = httpx.get(f"{api.url}/v1/jobs/compare/curves", params={"job": run.id, "format": "csv"})
+    assert of_jobs.headers["content-type"] == "text/csv; charset=utf-8"
+    heading, _, second, third, _ = of_jobs.text.splitlines()
+    assert heading == "id,step,loss_mean,loss_min,loss_max"
+    assert (second, third) == (f"{run.id},2.0,1.0,1.0,1.0", f"{run.id},3.0,,,")
+    with Client(api.url) as client:
+        assert client.compare_curves([run.id]).as_csv() == of_jobs.text
+        lines = client.metrics(run.id).as_csv().splitlines()
+    assert lines == httpx.get(f"{api.url}/v1/jobs/{run.id}/metrics?format=csv").text.splitlines()
+    assert lines[0].startswith("step,time,loss,loss_min,") and lines[4].startswith("4,2") and ",,," in lines[3]
+
+
 def test_only_new_events_are_read_and_nothing_of_a_job_that_is_the_same(
     store: JobStore, statements: list[tuple[str, object]]
 ) -> None:

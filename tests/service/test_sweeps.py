@@ -397,6 +397,16 @@ def test_parameters_that_make_no_job_fail_their_trial(lab: Lab) -> None:
     assert sweep.state is SweepState.FINISHED and len(lab.store.of_sweep(sweep.id)) == 3
 
 
+def test_importance_takes_four_completed_trials(lab: Lab) -> None:
+    sweep = lab.create(parallel=1, budget={"trials": 4})
+    while lab.sweeps.unfinished():
+        assert lab.studies.importance(sweep.id, sweep.spec) is None
+        lab.drive()
+        lab.train()
+    shares = lab.studies.importance(sweep.id, sweep.spec)
+    assert shares is not None and sum(shares.values()) == pytest.approx(1)
+
+
 def test_importance_is_computed_when_more_trials_have_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = list[int]()
     monkeypatch.setattr(study, "importance", lambda _, trials: counted.append(len(trials)))

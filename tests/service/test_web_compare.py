@@ -182,7 +182,7 @@ def test_single_jobs_are_found_and_added(visitor: Visit, runs: list[str]) -> Non
 
 def test_a_sweep_shows_which_fields_mattered(visitor: Visit, runs: list[str]) -> None:
     shares = {MARKUP: 0.125, "optimizer.learning_rate": 0.75}
-    answer = json.dumps({"name": "rates", "importance": shares})
+    answer = json.dumps({"name": "rates", "importance": shares, "trials": {"COMPLETE": 7}})
 
     def sweep(route: Route) -> None:
         route.fulfill(body=answer, content_type="application/json")
@@ -191,6 +191,7 @@ def test_a_sweep_shows_which_fields_mattered(visitor: Visit, runs: list[str]) ->
     page = visitor.open("/compare#group=rates")
     expect(page.locator(".importance dt")).to_have_text(["optimizer.learning_rate", MARKUP])
     expect(page.locator(".importance dd")).to_have_text(["75%", "13%"])
+    expect(page.locator("#importance p")).to_contain_text("over 7 completed trials")
     visitor.page.unroute("**/v1/sweeps/rates")
     page.reload()
     curves(page, 3)

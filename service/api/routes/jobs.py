@@ -32,7 +32,7 @@ from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_oth
 from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
 from service.api.limits import IdempotentDep
-from service.api.requests import StrictRoute
+from service.api.requests import CSV, StrictRoute, in_format
 from service.jobs import queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
 from service.jobs.curves import METRICS, VALIDATION
@@ -55,6 +55,7 @@ from service.jobs.trackers import TrackerStore
 from service.jobs.writes import WrongState
 from service.models.access import Scope, TenantName
 from service.models.jobs import (
+    AnswerFormat,
     Axis,
     CloneRequest,
     Comparison,
@@ -207,7 +208,8 @@ def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: Co
     jobs = query.jobs(who, context.store)
     with Session(context.store.engine) as session:
         losses, ranks = queries.results_of(session, [job.id for job in jobs])
-    return compared(jobs, losses, ranks, datetime.now(UTC), query.sort, query.descending)
+        courses = {job.id: queries.course_of(session, job.id) for job in jobs if job.progress}
+    return compared(jobs, losses, ranks, courses, datetime.now(UTC), query.sort, query.descending)
 
 
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)
@@ -384,15 +386,17 @@ class HistoryQuery(BaseModel):
     points: int = Field(500, ge=1, le=5000, description="Maximum number of points per curve.")
     from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
     to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
+    format: AnswerFormat = "json"
 
 
-@history_router.get("/{job_id}/metrics", responses=NOT_FOUND)
-def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> MetricsHistory:
+@history_router.get("/{job_id}/metrics", response_model=MetricsHistory, responses=NOT_FOUND | CSV)
+def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> Response:
     """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
     newest = job.goodput.highest_step
     last = newest if query.to_step is None else min(query.to_step, newest)
     with Session(context.store.engine) as session:
-        return history(session, job.id, query.from_step, max(last, query.from_step), query.points)
+        found = history(session, job.id, query.from_step, max(last, query.from_step), query.points)
+    return in_format(found, query.format)
 
 
 # Jobs side by side.
@@ -422,13 +426,14 @@ class CurvesQuery(ComparedQuery):
     )
     low: float = Field(-math.inf, description="Only from here on the axis; default: from the beginning.")
     high: float = Field(math.inf, description="Only up to here; default: to the newest.")
+    format: AnswerFormat = "json"
 
 
-@comparison_router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND)
+@comparison_router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND | CSV)
 async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, context: ContextDep) -> Response:
     """Show a curve of each of several jobs, downsampled to a number of points with the lowest and highest value."""
 
-    def read() -> str:
+    def read() -> Response:
         jobs = query.jobs(who, context.store)
         points = query.points or min(500, _MOST_POINTS // max(1, len(jobs)))
         if points * len(jobs) > _MOST_POINTS:
@@ -437,10 +442,10 @@ async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, co
             raise RequestValidationError([fault])
         curve = partial(context.curves.curve, points=points, low=query.low, high=query.high)
         curves = [curve(job, query.metric, query.axis) for job in jobs]
-        return Curves(metric=query.metric, axis=query.axis, curves=curves).model_dump_json()
+        return in_format(Curves(metric=query.metric, axis=query.axis, curves=curves), query.format)
 
     # For the first time this takes up to a minute, for which other requests do not wait.
-    return Response(await to_thread.run_sync(read, limiter=context.curve_threads[who.tenant]), media_type=_JSON)
+    return await to_thread.run_sync(read, limiter=context.curve_threads[who.tenant])
 
 
 @comparison_router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)

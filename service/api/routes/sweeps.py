@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.concurrency import run_in_threadpool
@@ -18,9 +18,10 @@ from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep
 from service.api.errors import BODY_REFUSED, CONFLICT, INVALID, NOT_FOUND, InvalidJob
 from service.api.limits import StoreAccess
-from service.api.requests import StrictRoute
+from service.api.requests import CSV, StrictRoute, in_format
 from service.jobs import study
 from service.jobs.model import JobRecord, Owner
+from service.models.jobs import AnswerFormat
 from service.models.problems import FieldError
 from service.models.sweeps import IllegalTrial, Sweep, SweepDetail, SweepList, SweepRequest, SweepTrialList
 
@@ -74,12 +75,12 @@ def show_sweep(name: SweepPath, who: Reader, context: ContextDep) -> SweepDetail
     return SweepDetail(**dict(sweep), importance=context.studies.importance(sweep.id, sweep.spec))
 
 
-@router.get("/{name}/trials", response_model=SweepTrialList, responses=NOT_FOUND | {200: {"content": {"text/csv": {}}}})
+@router.get("/{name}/trials", response_model=SweepTrialList, responses=NOT_FOUND | CSV)
 def list_trials(
     name: SweepPath,
     who: Reader,
     context: ContextDep,
-    format: Annotated[Literal["json", "csv"], Query(description="Media type of the answer.")] = "json",  # noqa: A002
+    format: AnswerFormat = "json",  # noqa: A002
 ) -> Response:
     """List a sweep's trials with their parameters and values, as JSON or CSV."""
     sweep = context.sweeps.get(name, who.tenant)
@@ -90,9 +91,7 @@ def list_trials(
             for trial in context.studies.trials(sweep.id)
         ]
     )
-    if format == "csv":
-        return Response(trials.as_csv(), media_type="text/csv")
-    return Response(trials.model_dump_json(), media_type="application/json")
+    return in_format(trials, format)
 
 
 @router.post("/{name}/stop", status_code=HTTPStatus.ACCEPTED, responses=NOT_FOUND | CONFLICT)

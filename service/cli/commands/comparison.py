@@ -1,7 +1,5 @@
 """Jobs side by side: ``boost diff`` shows in what the specs of two differ, ``boost compare`` their results."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +12,7 @@ from service.cli.connection import open_client
 from service.cli.console import BadInput, print_json, print_table, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids
 from service.jobs.comparison import differing_fields
-from service.models.jobs import Result, SpecDiff
+from service.models.jobs import Result, SpecDiff, csv_of
 
 JobOrFile = Annotated[str, typer.Argument(help="A job's ID, or a job file.", autocompletion=complete_job_ids)]
 
@@ -47,12 +45,6 @@ def value_in_words(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def in_a_cell(value: Any) -> str:
-    """Return a field's value as CSV has it: no text that a spreadsheet would calculate."""
-    text = value_in_words(value)
-    return f"'{text}" if isinstance(value, str) and text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def compare(
@@ -91,14 +83,11 @@ def compare(
         return
     fields = [each.field for each in result.fields]
     if as_csv:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["id", "name", "state", *Result, *fields])
+        lines: list[list[Any]] = [["id", "name", "state", *Result, *fields]]
         for place, job in enumerate(result.jobs):
             values = (each.values[place] for each in result.fields)
-            written = ("" if value is None else in_a_cell(value) for value in values)
-            writer.writerow([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *written])
-        say_unchanged(text.getvalue().removesuffix("\n"))
+            lines.append([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *values])
+        say_unchanged(csv_of(lines).removesuffix("\n"))
         return
     rows = [
         (

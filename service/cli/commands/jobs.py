@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -214,13 +214,22 @@ def _where_served(ask: Callable[[str], _Part], job_id: str) -> _Part | None:
         return None
 
 
-def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
+def events(
+    job_id: JobId,
+    kind: Annotated[list[str] | None, typer.Option(help="Only events of this kind; repeatable.")] = None,
+    follow_it: Follow = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
     """Print a job's events: states, steps, checkpoints, restarts. For the logs of its ranks: `boost logs`."""
+    if unknown := {*(kind or ())} - EVENT_KINDS:
+        raise BadInput(f"--kind {min(unknown)}: there is no such kind; choose from {', '.join(sorted(EVENT_KINDS))}")
+    kinds = cast("list[EventKind]", kind or [])
     with open_client(url) as client:
         if follow_it and not as_json:
-            exit_as(follow_until_interrupted(client, job_id, Terminal()))
+            exit_as(follow_until_interrupted(client, job_id, Terminal(), kinds))
             return
-        for event in client.events(job_id, follow=follow_it):
+        for event in client.events(job_id, follow=follow_it, kinds=kinds):
             if as_json:
                 say_unchanged(event.model_dump_json())
             elif event.kind in EVENT_KINDS:

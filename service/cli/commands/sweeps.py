@@ -22,7 +22,7 @@ from service.cli.console import (
 )
 from service.cli.options import AsJson, Changes, Url, merge_patch
 from service.client import Client
-from service.models.sweeps import SweepRequest, SweepState, SweepTrial, parameters_in_words
+from service.models.sweeps import SweepRequest, SweepState, SweepTrial, TrialState, parameters_in_words
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
 
@@ -79,7 +79,9 @@ def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url:
         return
     facts = [("sweep", f"{sweep.name}, {sweep.state}"), ("", sweep.message), ("best", _best_in_words(sweep.best))]
     shares = sorted((sweep.importance or {}).items(), key=lambda each: -each[1])
-    facts += [("importance" if place == 0 else "", f"{share:.0%} {path}") for place, (path, share) in enumerate(shares)]
+    if shares:
+        facts.append(("importance", f"over {sweep.trials[TrialState.COMPLETE]} completed trials:"))
+    facts += [("", f"{share:.0%} {path}") for path, share in shares]
     print_facts(facts)
 
 

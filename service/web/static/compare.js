@@ -108,7 +108,7 @@ export function showCompare(main) {
     if (noSweeps.has(group)) return importance.update(null);
     try {
       const sweep = await get(`/v1/sweeps/${encodeURIComponent(group)}`, {}, stopped.signal);
-      if (current()) importance.update(sweep.importance);
+      if (current()) importance.update(sweep);
     } catch (problem) {
       if (problem.passing || problem.status === 401) throw problem;
       noSweeps.add(group);

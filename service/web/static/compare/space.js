@@ -218,19 +218,18 @@ function fromLine(through, [x, y]) {
   return Infinity;
 }
 
-/** The card of how much each field of a sweep mattered for its result. `update` takes the share of each. */
+/** The card of how much each field of a sweep mattered for its result. `update` takes the sweep, or null. */
 export function importanceCard() {
-  const list = h("dl", { class: "importance" });
-  const element = card(
-    "Importance",
-    { id: "importance" },
-    h("p", { class: "muted" }, "How much of the differences between the sweep's results each field explains."),
-    list,
-  );
+  const [about, list] = [h("p", { class: "muted" }), h("dl", { class: "importance" })];
+  const element = card("Importance", { id: "importance" }, about, list);
   element.hidden = true;
-  function update(shares) {
+  function update(sweep) {
+    const shares = sweep?.importance;
     const sorted = Object.entries(shares ?? {}).sort(([, one], [, other]) => other - one);
     element.hidden = !sorted.length;
+    if (!sorted.length) return;
+    const what = "How much of the differences between the sweep's results each field explains";
+    setText(about, `${what}, over ${sweep.trials.COMPLETE} completed trials.`);
     list.replaceChildren(
       ...sorted.map(([path, share]) => {
         const bar = h("span", { style: { width: `${100 * Math.max(0, Math.min(1, share))}%` } });
