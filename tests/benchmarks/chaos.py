@@ -1,6 +1,6 @@
 """Short jobs on a service whose parts die all the time: replicas of the API, the database, the object store.
 
-``python -m tests.benchmarks.chaos --jobs 200 --surplus 1800`` writes docs/figures/chaos.md. All is real: PostgreSQL,
+``python -m tests.benchmarks.chaos --jobs 60 --surplus 1940`` writes docs/figures/chaos.md. All is real: PostgreSQL,
 the S3 server, a Ray cluster, two replicas of ``boost serve``, every gang. Some jobs are cancelled, some paused and
 resumed, some fail. The surplus waits behind the others, in one group, and is cancelled together once all are submitted.
 """
