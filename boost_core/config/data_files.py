@@ -669,13 +669,13 @@ def compression(url: str) -> str | None:
     return _COMPRESSIONS.get(PurePosixPath(url).suffix)
 
 
-def kind_by_names(files: Sequence[SourceFile]) -> Literal["text", "jsonl", "parquet", "arrow"]:
+def kind_by_names(files: Iterable[str]) -> Literal["text", "jsonl", "parquet", "arrow"]:
     """The kind of a source whose files' names all end in the same way; text, unless they say otherwise.
 
     Raises:
         ValueError: The files are of several kinds.
     """
-    urls = {_kind_by_name(file.url): file.url for file in files}
+    urls = {_kind_by_name(url): url for url in files}
     if len(urls) > 1:
         named = ", ".join(f"{url!r} is {kind}" for kind, url in sorted(urls.items()))
         raise ValueError(f"{named}; tokenize each kind by itself, or say --kind")

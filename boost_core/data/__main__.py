@@ -42,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kind = options.kind or "text"
             source = SourceConfig(kind=kind, paths=tuple(options.sources), text_field=options.text_field)
             refuse_own_output(source, options.folder)
-            if options.kind is None:
-                source = source.model_copy(update={"kind": kind_by_names(list_files(source))})
+            if options.kind is None:  # a cluster's nodes may read what this machine cannot list
+                files = options.sources if options.ray else [file.url for file in list_files(source)]
+                source = source.model_copy(update={"kind": kind_by_names(files)})
             name = options.tokenizer
             if options.train_bpe is not None:
                 _corpus(options, source, BYTES)  # what is wrong with it is said before a tokenizer is trained

@@ -19,7 +19,6 @@ from s3fs import S3FileSystem
 from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.data_files import (
     Shard,
-    SourceFile,
     UnfitData,
     check_data,
     find_index,
@@ -400,7 +399,7 @@ def test_without_a_kind_the_names_of_the_files_tell_it(
     [("a.json.gz", "jsonl"), ("a.jsonl.zst", "jsonl"), ("a.ndjson", "jsonl"), ("a.json", "text"), ("a.txt.gz", "text")],
 )
 def test_the_kind_of_a_file_by_its_name(name: str, kind: str) -> None:
-    assert kind_by_names([SourceFile(f"s3://bucket/{name}", 1)]) == kind
+    assert kind_by_names([f"s3://bucket/{name}"]) == kind
 
 
 def test_files_of_several_kinds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
