@@ -92,7 +92,7 @@ def test_a_search_that_finds_nothing_shows_no_table(tmp_path: Path) -> None:
     large = GOOD | {"model": {"preset": "7b"}, "resources": gpu, "parallelism": {}}
     shown = boost_at("http://127.0.0.1:1")("plan", job_file(tmp_path, large), "--gpus", "1")
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.splitlines()[0] == "nothing fits"
+    assert "nothing fits" in shown.stdout.splitlines()
 
 
 def test_clone() -> None:
