@@ -91,7 +91,7 @@ class Run:
 
     def form(self, generation: int, *ranks: RunWorker) -> list[Any]:
         """The ends of a generation's ranks."""
-        ends = [each.actor.train.remote(assigned(generation, rank), None, {}) for rank, each in enumerate(ranks)]
+        ends = [each.actor.train.remote(assigned(generation, rank), None, {}, None) for rank, each in enumerate(ranks)]
         self.train_run.form(generation, ranks)
         return ends
 

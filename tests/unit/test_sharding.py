@@ -108,8 +108,8 @@ def test_what_segments_read_beside_latents_is_kept(scaled: ModelConfig) -> None:
     )
     width, latents, statistics = scaled.hidden_size // 2, 7 * scaled.bottleneck_rank, 2
     # In 16 bits, and the sum of squares that the block began with.
-    assert latent.block(False, False, "latent") == 2 * (latents + 2 * width + statistics + width) + 4
-    assert offload.on_host(False, False, "offload") == 2 * (latents // 2 + 2 * width + statistics + width) + 4
+    assert latent.block(False, False, "latent") == 2 * (latents + 2 * width + statistics + width + 1)
+    assert offload.on_host(False, False, "offload") == 2 * (latents // 2 + 2 * width + statistics + width + 1)
 
 
 def test_what_takes_outputs_for_products_of_latents_is_refused(scaled: ModelConfig) -> None:
