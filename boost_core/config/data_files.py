@@ -180,11 +180,8 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
 
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_IN_COLUMNS = (
-    "parquet",
-    "arrow",
-    "dataset",
-)  # compressed inside, beside other columns: sizes say little about the text
+# Compressed inside, beside other columns: their files' sizes say little about the text.
+_IN_COLUMNS = ("parquet", "arrow", "dataset")
 HUB = "hf://"
 _BY_URL = attrgetter("url")
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line

@@ -292,12 +292,12 @@ def train(
         finally:
             complete.checkpoints.saver.make_way()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, new=False)
-    Prompts(spec)  # refused before the text is tokenized, which may take long
+    prompts = Prompts(spec)  # refused before the text is tokenized, which may take long
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     peak = PeakMemory(device)
     with peak.watched:
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
-    run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis))
+    run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis), prompts)
     try:
         run.resume()
         run.steer_at_start()
@@ -412,16 +412,15 @@ class _Run(_StateKeeper):
 
     def __init__(
         self, state: TrainState, corpus: Corpus, membership: Membership, reporter: Reporter | None,
-        comparison: Comparison,
+        comparison: Comparison, prompts: Prompts,
     ) -> None:  # fmt: skip
         super().__init__(state, membership, reporter)
-        self._comparison = comparison
+        self._comparison, self._prompts = comparison, prompts
         training = state.spec.training
         self._corpus, self._sampler = corpus, Sampler(corpus, training.sequence_length, training.seed)
         length, most = training.sequence_length, training.evaluate_sequences
         self._validation = EvaluationSet.of([(each.validation, each.weight) for each in corpus.streams], length, most)
         self._named = {name: EvaluationSet.of([(each, 1.0)], length, most) for name, each in corpus.validation.items()}
-        self._prompts = Prompts(state.spec)
         self._unigram_entropy: float | None = None  # of the corpus, once there is an evaluation to report
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._recall = RecallWatch(training.attention)

@@ -42,7 +42,7 @@ GPU, LINK = "H100", "nvlink-h200"
 
 # Assumed, and not in the plan.
 GAP_SECONDS = 1.5e-6  # between two nodes of a graph on one stream: a grid drains, the next one fills the device
-TARGET_SHARE = 0.75  # of the peak in products, with which the targets of 65 and 210 ms were set
+OTHER_SHARE = 0.75  # of the peak in products, whatever they read and write, beside the fitted sum
 COLLECTIVE_SHARE = 20 / 132  # of the device's multiprocessors, which a collective under way takes from what is computed
 
 # Reading the log: what the device does, each for one line. Marks are lines of their own.
@@ -402,10 +402,10 @@ def assumed(device: Device) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def write(steps: dict[str, Arithmetic], targets: dict[str, Arithmetic], device: Device, folder: Path) -> None:
+def write(steps: dict[str, Arithmetic], others: dict[str, Arithmetic], device: Device, folder: Path) -> None:
     """The table of parts of all steps and that of kernels of our own, and every kernel as data.
 
-    ``targets`` has the same steps by the sum with which the targets were set.
+    ``others`` has the same steps with products at ``OTHER_SHARE``.
     """
     with (folder / "step.csv").open("w", newline="") as file:
         data = csv.writer(file, lineterminator="\n")
@@ -423,10 +423,10 @@ def write(steps: dict[str, Arithmetic], targets: dict[str, Arithmetic], device: 
         lines += ["", *table([step, "launches", "GB", "limit", "ms"], rows)]
         sums = [
             (each.total.ours * 1e3, (each.total.ours - each.parts["exchange"].ours) * 1e3)
-            for each in (arithmetic, targets[step])
+            for each in (arithmetic, others[step])
         ]
         lines += [
-            "", f"With products at {TARGET_SHARE:.0%} of the peak, without their bytes: {sums[1][0]:.1f} ms. If all "
+            "", f"With products at {OTHER_SHARE:.0%} of the peak, without their bytes: {sums[1][0]:.1f} ms. If all "
             f"exchange were hidden and slowed nothing: {sums[0][1]:.1f} ms, with such products {sums[1][1]:.1f} ms.",
         ]  # fmt: skip
     lines.append("")
@@ -482,11 +482,11 @@ def main() -> None:
     device = device_named(f"{GPU} SXM")
     assert device is not None
     kernels = {f"{name}, micro-batch {size}": "flash" if published else "cudnn" for name, size, _, published in STEPS}
-    played, targets = (
+    played, others = (
         {name: Arithmetic.of(entries(each), device, kernels[name], share) for name, each in steps.items()}
-        for share in (None, TARGET_SHARE)
+        for share in (None, OTHER_SHARE)
     )
-    write(played, targets, device, arguments.folder)
+    write(played, others, device, arguments.folder)
 
 
 if __name__ == "__main__":

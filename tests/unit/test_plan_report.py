@@ -371,17 +371,22 @@ def test_halves_of_a_long_jobs_micro_batches_hide_what_attention_does_not() -> N
     assert hidden < alone
 
 
-@pytest.mark.parametrize(("overlap", "gains"), [(0.0, False), (0.9, True)])
-def test_a_plan_says_where_halves_pay(overlap: float, gains: bool) -> None:
-    spec = JobSpec.model_validate(
+def on_four_gpus(sequences: int) -> JobSpec:
+    """7B in micro-batches of some sequences, one a step."""
+    return JobSpec.model_validate(
         {
             "name": "halves", "model": {"preset": "7b", "vocab_size": 32_000},
-            "training": {"steps": 1, "sequence_length": 4096, "global_batch_size": 4, "micro_batch_size": 4,
-                         "precision": "bf16"},
+            "training": {"steps": 1, "sequence_length": 4096, "global_batch_size": sequences,
+                         "micro_batch_size": sequences, "precision": "bf16"},
             "parallelism": {"tensor_parallel_size": 4},
             "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
         }
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("overlap", "gains"), [(0.0, False), (0.9, True)])
+def test_a_plan_says_where_halves_pay(overlap: float, gains: bool) -> None:
+    spec = on_four_gpus(4)
     machine = machine_for(spec.resources, "bf16")
     notes = plan(spec, replace(machine, profile=replace(machine.profile, overlap=overlap))).notes
     said = [note for note in notes if "split_micro_batch=true would take" in note]
@@ -393,15 +398,7 @@ def test_a_plan_says_where_halves_pay(overlap: float, gains: bool) -> None:
 
 @pytest.mark.parametrize(("mode", "times"), [("none", 1), ("latent", 2)])
 def test_halves_that_are_recomputed_add_every_weight_gradient_twice(mode: RecomputeMode, times: int) -> None:
-    spec = JobSpec.model_validate(
-        {
-            "name": "halves", "model": {"preset": "7b", "vocab_size": 32_000},
-            "training": {"steps": 1, "sequence_length": 4096, "global_batch_size": 1, "micro_batch_size": 1,
-                         "precision": "bf16"},
-            "parallelism": {"tensor_parallel_size": 4},
-            "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
-        }
-    )  # fmt: skip
+    spec = on_four_gpus(1)
     whole, halves = (
         block_work(spec.with_parallelism(split_micro_batch=split), mode).weight_gradients for split in (False, True)
     )
