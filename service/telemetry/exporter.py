@@ -52,63 +52,53 @@ class TenantCollector(Collector):
         jobs = [Seen(job, now) for job in active[:MOST_JOBS]]
         tenants, queues = quotas.limits()
 
-        states = family("boost_jobs", "Jobs in each state.", ("state",))
-        for state, count in store.counts(tenant).items():
-            states.add_metric((state,), count)
-        yield states
-        reason_labels = (*LABELS, "reason")
-        failed = family("boost_job_failed_timestamp_seconds", "When the job FAILED; for an hour.", reason_labels)
-        for job in store.failed_since(now - FAILED_FOR, MOST_FAILED):
-            if tenant in (None, job.tenant) and job.finished_at is not None:
-                failed.add_metric((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
-        yield failed
+        states = [((state,), count) for state, count in store.counts(tenant).items()]
+        yield family("boost_jobs", "Jobs in each state.", ("state",), states)
+        failed = [
+            ((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
+            for job in store.failed_since(now - FAILED_FOR, MOST_FAILED)
+            if tenant in (None, job.tenant) and job.finished_at is not None
+        ]
+        of_failed = "When the job FAILED; for an hour."
+        yield family("boost_job_failed_timestamp_seconds", of_failed, (*LABELS, "reason"), failed)
 
         # Active jobs, as many as are shown.
-        left_out = family("boost_jobs_left_out", "Jobs that have not ended and whose own metrics are left out.")
-        left_out.add_metric((), max(0, sum(each.jobs for each in backlog) - len(jobs)))
-        yield left_out
+        left_out = max(0, sum(each.jobs for each in backlog) - len(jobs))
+        of_left_out = "Jobs that have not ended and whose own metrics are left out."
+        yield family("boost_jobs_left_out", of_left_out, samples=[((), left_out)])
         labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
+        of_jobs = [(labels, seen.job) for labels, seen in labelled]
+        infos = [((*labels, job.queue, job.spec.model.family, job.state), 1) for labels, job in of_jobs]
         info_labels = (*LABELS, "queue", "family", "state")
-        infos = family("boost_job_info", "A job that has not ended; always 1.", info_labels)
-        for of_job, seen in labelled:
-            infos.add_metric((*of_job, seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
-        yield infos
-        yield from families(OF_ALL, LABELS, labelled)
-        yield from families(OF_STARTED, LABELS, [(of_job, seen) for of_job, seen in labelled if seen.job.attempt])
+        yield family("boost_job_info", "A job that has not ended; always 1.", info_labels, infos)
+        yield from families(OF_ALL, labelled)
+        yield from families(OF_STARTED, [(labels, seen) for labels, seen in labelled if seen.job.attempt])
 
         # Trackers' progress with each active job.
-        labels = (*LABELS, "tracker")
+        by_id = {seen.job.id: labels for labels, seen in labelled}
+        tracked = [
+            ((*by_id[each.job_id], each.kind), count, each.failures)
+            for each, count in TrackerStore(store.engine).of_jobs(by_id)
+        ]
+        behind = [(labels, count) for labels, count, _ in tracked]
+        failures = [(labels, number) for labels, _, number in tracked]
         unsent = "Events not sent to the tracker yet; capped at 10000."
-        behind = family("boost_job_tracker_events_behind", unsent, labels)
-        failures = family("boost_job_tracker_failures_total", "Number of failed deliveries to the tracker.", labels)
-        by_id = {seen.job.id: seen.job for seen in jobs}
-        for tracked, count in TrackerStore(store.engine).of_jobs(by_id):
-            job = by_id[tracked.job_id]
-            values = (job.id, job.name, job.tenant, tracked.kind)
-            behind.add_metric(values, count)
-            failures.add_metric(values, tracked.failures)
-        yield behind
-        yield failures
+        yield family("boost_job_tracker_events_behind", unsent, (*LABELS, "tracker"), behind)
+        of_failures = "Number of failed deliveries to the tracker."
+        yield family("boost_job_tracker_failures_total", of_failures, (*LABELS, "tracker"), failures)
 
         # The number of jobs in each queue, and how long they have waited.
-        depth = family("boost_queue_jobs", "Waiting and running jobs of each queue.", ("queue", "state"))
         counts = Counter[tuple[str, JobState]]()
-        for each in backlog:
-            counts[each.queue, each.state] += each.jobs
-        for queue in queues:
-            for state in _QUEUE_STATES:
-                depth.add_metric((queue, state), counts[queue, state])
-        yield depth
-        oldest = family(
-            "boost_queue_oldest_wait_seconds", "Waiting time of the job that has waited longest.", ("queue",)
-        )
         waits: dict[str, float] = dict.fromkeys(queues, 0.0)
         for each in backlog:
+            counts[each.queue, each.state] += each.jobs
             seconds = (now - each.since).total_seconds() if each.since else 0.0
             waits[each.queue] = max(waits.get(each.queue, 0.0), seconds)
-        for queue, seconds in waits.items():
-            oldest.add_metric((queue,), seconds)
-        yield oldest
+        depths = [((queue, state), counts[queue, state]) for queue in queues for state in _QUEUE_STATES]
+        yield family("boost_queue_jobs", "Waiting and running jobs of each queue.", ("queue", "state"), depths)
+        oldest = [((queue,), seconds) for queue, seconds in waits.items()]
+        longest = "Waiting time of the job that has waited longest."
+        yield family("boost_queue_oldest_wait_seconds", longest, ("queue",), oldest)
 
         # The GPUs that the gangs of each queue and tenant hold, and how many they may hold.
         limited = (
@@ -120,16 +110,11 @@ class TenantCollector(Collector):
                 allocated[getattr(each, what)] += 0
             for job in active:
                 allocated[getattr(job, what)] += job.allocated.get("GPU", 0)
-            holding = family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,))
-            for name, gpus in allocated.items():
-                holding.add_metric((name,), gpus)
-            yield holding
+            held = [((name,), gpus) for name, gpus in allocated.items()]
+            yield family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,), held)
+            most = [((name,), amounts.get("GPU")) for name, amounts in limits.items()]
             limit_help = f"GPUs that the gangs of each {what} may hold, if limited."
-            limit = family(f"boost_{what}_gpus_limit", limit_help, (what,))
-            for name, amounts in limits.items():
-                if "GPU" in amounts:
-                    limit.add_metric((name,), amounts["GPU"])
-            yield limit
+            yield family(f"boost_{what}_gpus_limit", limit_help, (what,), most)
 
 
 @dataclass(frozen=True, eq=False)
