@@ -231,103 +231,85 @@ class DatabaseFault:
         code: Its stable name, for programs.
         message: What is wrong and what to do, for people; names neither hosts nor statements.
         transient: Whether it may go away without an operator, so that clients should retry.
+        sqlite: SQLite's codes for it.
+        sqlstates: PostgreSQL's: each an SQLSTATE, or its first two digits, which name the class.
+        refusals: Parts of the text, in the server's language, which is all that psycopg knows of refused connections.
     """
 
     code: str
     message: str
-    transient: bool
+    transient: bool = True
+    sqlite: tuple[int, ...] = ()
+    sqlstates: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
 UNKNOWN_FAULT = DatabaseFault(
     "database-unavailable",
     "the service's database does not respond; a change in progress may or may not have been made; try again",
-    transient=True,
 )
 _GONE = DatabaseFault(
     "database-unavailable",
     "the service's database file is missing or was replaced, so nothing is stored; tell the operator",
-    transient=True,
-)
-_FULL = DatabaseFault(
-    "database-full",
-    "the disk of the service's database is full, so nothing can be stored; the operator has to make room there",
-    transient=False,
-)
-_READ_ONLY = DatabaseFault(
-    "database-read-only",
-    "the service's database can only be read, so nothing can be stored; the operator has to make it writable: the "
-    "file's permissions and mount, or a PostgreSQL that has become a standby",
-    transient=True,
 )
 _TOO_MANY_CONNECTIONS = DatabaseFault(
     "database-too-many-connections",
     "the service's database has no connection left; try again; if it stays so, the operator has to allow more "
     "connections or to run fewer services on it",
-    transient=True,
-)
-_LOCKED = DatabaseFault(
-    "database-locked",
-    "the service's database is locked by another writer for longer than requests wait; nothing was changed; try again",
-    transient=True,
+    sqlstates=("53300",),
+    refusals=("too many clients already", "remaining connection slots", "too many connections"),
 )
 _SLOW = DatabaseFault(
     "database-slow",
     "the service's database did not answer in time; a change in progress may or may not have been made; try again",
-    transient=True,
+    sqlstates=("57014",),
 )
-_REFUSES = DatabaseFault(
-    "database-refuses",
-    "the service's database does not accept the service's login or has no such database; the operator has to correct "
-    "BOOST_DATABASE_URL or the database's accounts",
-    transient=True,
+_FAULTS = (
+    _TOO_MANY_CONNECTIONS,
+    _SLOW,
+    DatabaseFault(
+        "database-full",
+        "the disk of the service's database is full, so nothing can be stored; the operator has to make room there",
+        transient=False,
+        sqlite=(sqlite3.SQLITE_FULL,),
+        sqlstates=("53100",),
+    ),
+    DatabaseFault(
+        "database-read-only",
+        "the service's database can only be read, so nothing can be stored; the operator has to make it writable: the "
+        "file's permissions and mount, or a PostgreSQL that has become a standby",
+        sqlite=(sqlite3.SQLITE_READONLY,),
+        sqlstates=("25006",),
+    ),
+    DatabaseFault(
+        "database-locked",
+        "the service's database is locked by another writer for longer than requests wait; nothing was changed; try "
+        "again",
+        sqlite=(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+        sqlstates=("55P03", "40P01"),
+    ),
+    DatabaseFault(
+        "database-refuses",
+        "the service's database does not accept the service's login or has no such database; the operator has to "
+        "correct BOOST_DATABASE_URL or the database's accounts",
+        sqlstates=("28", "3D", "42501"),
+        refusals=("authentication failed", "no pg_hba.conf entry", "does not exist"),
+    ),
+    DatabaseFault(
+        "database-damaged",
+        "the service's database cannot be read, because its disk fails or its file is damaged; the operator has to "
+        "restore it from a backup",
+        transient=False,
+        sqlite=(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+        sqlstates=("58030", "XX001", "XX002"),
+    ),
+    DatabaseFault(
+        "database-unavailable",
+        "the service's database is starting or stopping; try again in some seconds",
+        sqlstates=("57P01", "57P02", "57P03"),
+        refusals=("the database system is",),
+    ),
 )
-_DAMAGED = DatabaseFault(
-    "database-damaged",
-    "the service's database cannot be read, because its disk fails or its file is damaged; the operator has to restore "
-    "it from a backup",
-    transient=False,
-)
-_STARTING = DatabaseFault(
-    "database-unavailable", "the service's database is starting or stopping; try again in some seconds", transient=True
-)
-
-_OF_SQLITE = {
-    sqlite3.SQLITE_FULL: _FULL,
-    sqlite3.SQLITE_READONLY: _READ_ONLY,
-    sqlite3.SQLITE_BUSY: _LOCKED,
-    sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_IOERR: _DAMAGED,
-    sqlite3.SQLITE_CORRUPT: _DAMAGED,
-    sqlite3.SQLITE_NOTADB: _DAMAGED,
-}
-# By SQLSTATE, or its first two digits, which name the class.
-_OF_POSTGRESQL = {
-    "53100": _FULL,
-    "53300": _TOO_MANY_CONNECTIONS,
-    "25006": _READ_ONLY,
-    "55P03": _LOCKED,
-    "40P01": _LOCKED,
-    "57014": _SLOW,
-    "57P01": _STARTING,
-    "57P02": _STARTING,
-    "57P03": _STARTING,
-    "28": _REFUSES,
-    "3D": _REFUSES,
-    "42501": _REFUSES,
-    "58030": _DAMAGED,
-    "XX001": _DAMAGED,
-    "XX002": _DAMAGED,
-}
-# Of refused connections, psycopg knows only the text, in the server's language.
-_REFUSED_CONNECTIONS = {
-    "too many clients already": _TOO_MANY_CONNECTIONS,
-    "remaining connection slots": _TOO_MANY_CONNECTIONS,
-    "too many connections": _TOO_MANY_CONNECTIONS,
-    "authentication failed": _REFUSES,
-    "no pg_hba.conf entry": _REFUSES,
-    "does not exist": _REFUSES,
-    "the database system is": _STARTING,
-}
 
 
 def fault_of(error: Exception) -> DatabaseFault | None:
@@ -340,13 +322,14 @@ def fault_of(error: Exception) -> DatabaseFault | None:
         return _SLOW
     cause = error.orig if isinstance(error, DBAPIError) else None
     if isinstance(cause, sqlite3.Error):
-        return _OF_SQLITE.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF)
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        return next((fault for fault in _FAULTS if code in fault.sqlite), None)
     if isinstance(cause, psycopg.Error):
         state = cause.sqlstate or ""
-        if fault := _OF_POSTGRESQL.get(state) or _OF_POSTGRESQL.get(state[:2]):
-            return fault
-        text = "" if state else str(cause)
-        return next((fault for part, fault in _REFUSED_CONNECTIONS.items() if part in text), None)
+        for fault in _FAULTS:
+            refused = not state and any(part in str(cause) for part in fault.refusals)
+            if refused or state in fault.sqlstates or state[:2] in fault.sqlstates:
+                return fault
     return None
 
 
