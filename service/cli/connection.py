@@ -1,14 +1,17 @@
 """Which service the command line talks to, and with which key: its login is one file that only its owner can read."""
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
 
 from service.cli.console import BadInput, read_settings
 from service.client import Client
+
+T = TypeVar("T")
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -79,6 +82,12 @@ def open_client(url: str | None, **options: Any) -> Client:
     if settings.api_key:
         known["api_key"] = settings.api_key.get_secret_value()
     return client_of(address, **known | options)
+
+
+def ask(url: str | None, request: Callable[[Client], T]) -> T:
+    """Return the answer to one request to the service that ``open_client`` finds."""
+    with open_client(url) as client:
+        return request(client)
 
 
 def client_of(address: str, **options: Any) -> Client:

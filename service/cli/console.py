@@ -121,6 +121,14 @@ def print_list(answer: BaseModel, as_json: bool, columns: Sequence[str], rows: I
         print_table(columns, rows)
 
 
+def print_one(answer: BaseModel, as_json: bool, facts: Iterable[tuple[str, str]], indent: int = 12) -> None:
+    """Print one thing that the API has answered with, as its JSON or as facts."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_facts(facts, indent)
+
+
 def print_line(console: Console, line: str, style: str | None = None, hang: int = 2) -> None:
     """Print a line, wrapped between words to the console's width.
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 from pydantic import SecretStr, ValidationError
 
-from service.cli.connection import Login, client_of, open_client, write_login
+from service.cli.connection import Login, ask, client_of, open_client, write_login
 from service.cli.console import BadInput, Failed, print_json, print_list, print_table, read_settings, say
 from service.cli.options import AsJson, Url, moment
 from service.client import Client
@@ -57,8 +57,7 @@ def logout() -> None:
 
 def whoami(as_json: AsJson = False, url: Url = None) -> None:
     """Show which tenant and key you are signed in with."""
-    with open_client(url) as client:
-        who = client.whoami()
+    who = ask(url, lambda client: client.whoami())
     if as_json:
         print_json(who)
     else:
@@ -173,8 +172,7 @@ def audit(
     url: Url = None,
 ) -> None:
     """Print the audit log; for operators."""
-    with open_client(url) as client:
-        page = client.audit(tenant, after, limit)
+    page = ask(url, lambda client: client.audit(tenant, after, limit))
     if as_json:
         print_json(page)
         return

@@ -22,7 +22,7 @@ from boost_core.config import Layout
 from boost_core.messages import Scores
 from service.cli.commands.jobs import evaluations_of
 from service.cli.commands.local import run_trainer
-from service.cli.connection import open_client
+from service.cli.connection import ask, open_client
 from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_table, say
 from service.cli.job_text import value_in_words
 from service.cli.options import AsJson, JobId, JobOrCheckpoint, Tokenizer, Url, WhichStep, complete_job_ids
@@ -50,8 +50,7 @@ FolderUrl = Annotated[
 def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = None) -> None:
     """List the committed checkpoints of a job or a folder, newest first, then the damaged ones."""
     if JOB_ID.fullmatch(where):
-        with open_client(url) as client:
-            result = client.checkpoints(where)
+        result = ask(url, lambda client: client.checkpoints(where))
     else:
         folder = CheckpointFolder(where)
         _steps(folder)
@@ -100,8 +99,7 @@ def show(
 ) -> None:
     """Print a checkpoint's details as JSON."""
     if JOB_ID.fullmatch(where):
-        with open_client(url) as client:
-            print_json(checkpoint_of_job(client, where, step))
+        print_json(ask(url, lambda client: checkpoint_of_job(client, where, step)))
         return
     folder = CheckpointFolder(where)
     chosen = _steps(folder, step)[-1]
@@ -129,8 +127,7 @@ def unpin(job_id: JobId, step: Step, url: Url = None) -> None:
 @app.command("rm")
 def remove(job_id: JobId, step: Step, url: Url = None) -> None:
     """Delete a checkpoint of a job."""
-    with open_client(url) as client:
-        client.delete_checkpoint(job_id, step)
+    ask(url, lambda client: client.delete_checkpoint(job_id, step))
     say(f"deleted the checkpoint of step {step} of {job_id}")
 
 
@@ -229,8 +226,7 @@ def evaluate(
         if status or job_id is None:
             raise typer.Exit(status)
         scores = Scores.model_validate_json(file.read_bytes())
-        with open_client(url) as client:
-            client.record_evaluation(job_id, scores)
+        ask(url, lambda client: client.record_evaluation(job_id, scores))
     except BaseException as ended:
         if not isinstance(ended, typer.Exit) and file.exists():
             say(f"the scores are in {file}; POST it to /v1/jobs/JOB/evaluations to record them later", err=True)
@@ -316,8 +312,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a job's newest checkpoint, on this machine; the job may still be training."""
     if JOB_ID.fullmatch(where):
-        with open_client(url) as client:
-            where, step = checkpoint_of_job(client, where, step).url, None
+        where, step = ask(url, lambda client: checkpoint_of_job(client, where, step)).url, None
     fields = {
         "prompt": prompt, "temperature": temperature, "top-p": top_p, "step": step, "max-new-tokens": max_new_tokens,
         "seed": seed, "tokenizer": tokenizer,

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from boost_core.config.base import counted
-from service.cli.connection import open_client
+from service.cli.connection import ask, open_client
 from service.cli.console import (
     BadInput,
     Failed,
     number,
-    print_facts,
     print_json,
     print_list,
+    print_one,
     print_table,
     read_profile,
     read_yaml_as,
@@ -70,8 +70,7 @@ QueueName = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
 @queues_app.command("ls")
 def list_queues(as_json: AsJson = False, url: Url = None) -> None:
     """List the queues, their usage and limits."""
-    with open_client(url) as client:
-        result = client.queues()
+    result = ask(url, lambda client: client.queues())
     rows = ((each.name, *usage(each), each.description) for each in result.queues)
     print_list(result, as_json, ("NAME", "GPUS", "CPUS", "JOBS", "DESCRIPTION"), rows)
 
@@ -79,13 +78,9 @@ def list_queues(as_json: AsJson = False, url: Url = None) -> None:
 @queues_app.command("show")
 def show_queue(name: QueueName, as_json: AsJson = False, url: Url = None) -> None:
     """Show one queue."""
-    with open_client(url) as client:
-        queue = client.queue(name)
-    if as_json:
-        print_json(queue)
-        return
+    queue = ask(url, lambda client: client.queue(name))
     row = (queue.name, *usage(queue), queue.description)
-    print_facts(zip(("name", "GPUs", "CPUs", "jobs", "description"), row, strict=True))
+    print_one(queue, as_json, zip(("name", "GPUs", "CPUs", "jobs", "description"), row, strict=True))
 
 
 @queues_app.command("set")
@@ -118,8 +113,7 @@ def set_queue(
 @queues_app.command("rm")
 def remove_queue(name: QueueName, url: Url = None) -> None:
     """Delete a queue that has no active jobs; for operators."""
-    with open_client(url) as client:
-        client.delete_queue(name)
+    ask(url, lambda client: client.delete_queue(name))
     say(f"deleted the queue {name}")
 
 
@@ -129,8 +123,7 @@ tenants_app = typer.Typer(no_args_is_help=True, help="List tenants and set their
 @tenants_app.command("ls")
 def list_tenants(as_json: AsJson = False, url: Url = None) -> None:
     """List the tenants, their usage and limits."""
-    with open_client(url) as client:
-        result = client.tenants()
+    result = ask(url, lambda client: client.tenants())
     rows = ((each.name, *usage(each)) for each in result.tenants)
     print_list(result, as_json, ("NAME", "GPUS", "CPUS", "JOBS"), rows)
 
@@ -156,8 +149,7 @@ _RESOURCES = ("GPU", "CPU")  # by Ray's names; all others are in the JSON
 
 def nodes(as_json: AsJson = False, url: Url = None) -> None:
     """List the cluster's nodes, their free resources and their jobs."""
-    with open_client(url) as client:
-        result = client.nodes()
+    result = ask(url, lambda client: client.nodes())
     if as_json:
         print_json(result)
         return
@@ -196,8 +188,7 @@ Precision = Annotated[str | None, typer.Option(help="Only the profile at this pr
 @profiles_app.command("ls")
 def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
     """List the profiles that jobs are planned with."""
-    with open_client(url) as client:
-        result = client.profiles()
+    result = ask(url, lambda client: client.profiles())
     rows = (
         (
             each.kind,
@@ -216,11 +207,7 @@ def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
 @profiles_app.command("show")
 def show_profile(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: Url = None) -> None:
     """Show the profile of a kind of GPU (bf16 if there are two); with --json as stored."""
-    with open_client(url) as client:
-        stored = client.stored_profile(kind, precision)
-    if as_json:
-        print_json(stored)
-        return
+    stored = ask(url, lambda client: client.stored_profile(kind, precision))
     profile = stored.profile
     facts = {
         "kind": stored.kind,
@@ -237,7 +224,7 @@ def show_profile(kind: Kind, precision: Precision = None, as_json: AsJson = Fals
     }
     for name, link in (("node", profile.link), ("between nodes", profile.between_nodes)):
         facts[name] = f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-"
-    print_facts(facts.items(), 14)
+    print_one(stored, as_json, facts.items(), 14)
 
 
 @profiles_app.command("set")
@@ -248,8 +235,7 @@ def set_profile(
 ) -> None:
     """Store the profile of a kind of GPU, replacing the one of the same precision; for operators."""
     profile = read_profile(file)
-    with open_client(url) as client:
-        stored = client.put_profile(kind, profile)
+    stored = ask(url, lambda client: client.put_profile(kind, profile))
     jobs = f"jobs in {stored.profile.precision} on {stored.kind}"
     say(f"{jobs} are now planned with what was measured on {stored.profile.device}")
 
@@ -257,8 +243,7 @@ def set_profile(
 @profiles_app.command("rm")
 def remove_profile(kind: Kind, precision: Precision = None, url: Url = None) -> None:
     """Delete the profiles of a kind of GPU, whose jobs are then planned from data sheets; for operators."""
-    with open_client(url) as client:
-        client.delete_profile(kind, precision)
+    ask(url, lambda client: client.delete_profile(kind, precision))
     say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")
 
 
@@ -302,8 +287,7 @@ def create_dataset(
 @datasets_app.command("ls")
 def list_datasets(as_json: AsJson = False, url: Url = None) -> None:
     """List the datasets."""
-    with open_client(url) as client:
-        result = client.datasets()
+    result = ask(url, lambda client: client.datasets())
     rows = []
     for dataset in result.datasets:
         counts = dataset.counts or {}
@@ -315,33 +299,27 @@ def list_datasets(as_json: AsJson = False, url: Url = None) -> None:
 @datasets_app.command("show")
 def show_dataset(name: DatasetName, as_json: AsJson = False, url: Url = None) -> None:
     """Show one dataset; with --json also its lineage."""
-    with open_client(url) as client:
-        dataset = client.dataset(name)
-    if as_json:
-        print_json(dataset)
-        return
+    dataset = ask(url, lambda client: client.dataset(name))
     facts = {"name": dataset.name, "state": dataset.state, "message": dataset.message, "url": dataset.url}
     facts |= {"progress": _progress(dataset), "fingerprint": dataset.fingerprint or "-"}
     counts = dict(dataset.counts or {})
     filtered = counts.pop("filtered", {})
     facts |= {key.replace("_", " "): str(value) for key, value in counts.items()}
     facts |= {f"by {measure}": f"{count} filtered out" for measure, count in filtered.items()}
-    print_facts(facts.items(), 18)
+    print_one(dataset, as_json, facts.items(), 18)
 
 
 @datasets_app.command("cancel")
 def cancel_dataset(name: DatasetName, url: Url = None) -> None:
     """Stop building a dataset."""
-    with open_client(url) as client:
-        dataset = client.cancel_dataset(name)
+    dataset = ask(url, lambda client: client.cancel_dataset(name))
     say(f"dataset {dataset.name} is {dataset.state}")
 
 
 @datasets_app.command("rm")
 def remove_dataset(name: DatasetName, url: Url = None) -> None:
     """Forget a dataset that no active job names; its files stay where they are."""
-    with open_client(url) as client:
-        client.delete_dataset(name)
+    ask(url, lambda client: client.delete_dataset(name))
     say(f"forgot the dataset {name}")
 
 

@@ -17,17 +17,17 @@ from boost_core.config.base import counted
 from boost_core.config.job import Steering
 from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
-from service.cli.commands.plan import print_chosen, print_plan, print_stored
-from service.cli.connection import open_client
+from service.cli.commands.plan import print_plan, print_stored
+from service.cli.connection import ask, open_client
 from service.cli.console import (
     BadInput,
     ExitStatus,
     Failed,
     PlainTable,
     Terminal,
-    print_facts,
     print_json,
     print_line,
+    print_one,
     print_table,
     read_job,
     say,
@@ -86,9 +86,7 @@ def submit(
                 print_json(result)
                 return
             say(f"{result.spec.name} could be submitted to the queue {result.spec.queue}")
-            print_plan(result.plan, result.spec)
-            if result.chosen is not None:
-                print_chosen(result.chosen)
+            print_plan(result.plan, result.spec, result.chosen)
             print_stored(result.profile)
             return
         _go_on(client, client.submit(spec, idempotency_key=idempotency_key), follow_it, as_json)
@@ -192,10 +190,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
         job = client.get(job_id)
         evaluations = [] if as_json else evaluations_of(client, job_id)
         tracked = None if as_json else _where_served(client.trackers, job_id)
-    if as_json:
-        print_json(job)
-        return
-    print_facts(facts(job, evaluations, tracked.trackers if tracked else []))
+    print_one(job, as_json, facts(job, evaluations, tracked.trackers if tracked else []))
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
@@ -259,15 +254,13 @@ def logs(
 
 def pause(job_id: JobId, url: Url = None) -> None:
     """Pause a job: it saves its state and releases its resources."""
-    with open_client(url) as client:
-        job = client.pause(job_id)
+    job = ask(url, lambda client: client.pause(job_id))
     say(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its current step")
 
 
 def resume(job_id: JobId, url: Url = None) -> None:
     """Resume a paused job."""
-    with open_client(url) as client:
-        job = client.resume(job_id)
+    job = ask(url, lambda client: client.resume(job_id))
     say(f"{job.id} is {job.state}: {news(job)}")
 
 
@@ -317,8 +310,7 @@ def cancel(
 
 def retry(job_id: JobId, url: Url = None) -> None:
     """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
-    with open_client(url) as client:
-        job = client.retry(job_id)
+    job = ask(url, lambda client: client.retry(job_id))
     say(f"{job.id} is {job.state} again and continues from step {job.checkpoint.step if job.checkpoint else 0}")
 
 
@@ -500,8 +492,7 @@ def watch(
     printed: dict[str, tuple[JobState, str | None, float]] = {}
     jobs: list[JobRecord] = []
     curves: dict[str, Curve] = {}
-    with open_client(url) as client:
-        client.list(limit=1)  # fail at once if the service was never reachable
+    ask(url, lambda client: client.list(limit=1))  # fail at once if the service was never reachable)
     with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
         try:
             with live or nullcontext():

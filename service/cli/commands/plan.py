@@ -17,7 +17,7 @@ from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
 from boost_core.terminal import duration_in_words, rounded
 from service.cli.commands.local import run_trainer
-from service.cli.connection import open_client
+from service.cli.connection import ask
 from service.cli.console import (
     BadInput,
     print_facts,
@@ -112,17 +112,14 @@ def plan(
     if service:
         if gpus is None and (described or network or measured):
             raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
-        with open_client(url) as client:
-            answer = client.plan(spec, search, conditions)
+        answer = ask(url, lambda client: client.plan(spec, search, conditions))
         if as_json:
             print_json(answer)
             return
         if answer.search is not None:
             print_search(answer.search, spec)
         else:
-            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes))
-            if answer.chosen is not None:
-                print_chosen(answer.chosen)
+            print_plan(answer, spec if answer.chosen is None else spec.with_layouts(answer.chosen.sizes), answer.chosen)
         print_stored(answer.profile)
         return
 
@@ -150,9 +147,7 @@ def plan(
     elif isinstance(result, SearchReport):
         print_search(result, spec)
     else:
-        print_plan(result, spec)
-        if chosen is not None:
-            print_chosen(chosen)
+        print_plan(result, spec, chosen)
 
 
 _COLUMNS = ("LAYOUT", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS")
@@ -166,8 +161,8 @@ _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 _INDENT = 17  # of what is said of the fastest
 
 
-def print_plan(plan: Plan, spec: JobSpec) -> None:
-    """Print what a job needs in each of its layouts, and what the fastest takes in all."""
+def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
+    """Print what a job needs in each of its layouts, what the fastest takes in all, and why ``auto`` chose them."""
     print_facts(_sizes(plan, spec), _INDENT)
     print_facts([("FLOPs per token", _amount(plan.flops_per_token))], _INDENT)
     say("")
@@ -196,6 +191,10 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
     print_facts([("memory of a rank", f"{_size(largest.total)}{of}: {parts}")], _INDENT)
     for note in plan.notes:
         say(f"note: {note}")
+    if chosen is not None:
+        say(f"chosen from {chosen.timed} legal layouts:")
+        for layout in chosen.layouts:
+            say(f"- {layout.layout}: {'; '.join(layout.why)}")
 
 
 def _facts_of(fastest: PlannedShape, spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -219,13 +218,6 @@ def _facts_of(fastest: PlannedShape, spec: JobSpec) -> Iterator[tuple[str, str]]
         yield "exchange", f"a tensor parallel rank sends {exchange} per micro-batch"
     for line in fastest.context.why if fastest.context else ():
         yield "long context", line
-
-
-def print_chosen(chosen: ChosenLayouts) -> None:
-    """Print why a job with ``layouts: auto`` gets its layouts."""
-    say(f"chosen from {chosen.timed} legal layouts:")
-    for layout in chosen.layouts:
-        say(f"- {layout.layout}: {'; '.join(layout.why)}")
 
 
 def print_stored(profile: StoredProfile | None) -> None:

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 
 from service.cli.commands.comparison import value_in_words
-from service.cli.connection import open_client
+from service.cli.connection import ask, open_client
 from service.cli.console import (
     BadInput,
     ExitStatus,
     Failed,
     number,
-    print_facts,
     print_json,
     print_list,
+    print_one,
     read_yaml_as,
     say,
     say_unchanged,
@@ -50,8 +50,7 @@ def create_sweep(
 @app.command("list")
 def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
     """List sweeps, newest first."""
-    with open_client(url) as client:
-        result = client.sweeps()
+    result = ask(url, lambda client: client.sweeps())
     rows = (
         (
             sweep.name,
@@ -74,15 +73,12 @@ def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url:
         if follow:
             _follow(client, name)
         sweep = client.sweep(name)
-    if as_json:
-        print_json(sweep)
-        return
     facts = [("sweep", f"{sweep.name}, {sweep.state}"), ("", sweep.message), ("best", _best_in_words(sweep.best))]
     shares = sorted((sweep.importance or {}).items(), key=lambda each: -each[1])
     if shares:
         facts.append(("importance", f"over {sweep.trials[TrialState.COMPLETE]} completed trials:"))
     facts += [("", f"{share:.0%} {path}") for path, share in shares]
-    print_facts(facts)
+    print_one(sweep, as_json, facts)
 
 
 @app.command("trials")
@@ -119,8 +115,7 @@ def list_trials(
 @app.command("stop")
 def stop_sweep(name: Name, url: Url = None) -> None:
     """Stop a sweep; its trials save a checkpoint and end."""
-    with open_client(url) as client:
-        sweep = client.stop_sweep(name)
+    sweep = ask(url, lambda client: client.stop_sweep(name))
     say(f"sweep {sweep.name} is {sweep.state}: {sweep.message}")
 
 
