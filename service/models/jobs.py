@@ -6,14 +6,14 @@ Also the requests for keys and for settings of queues and tenants.
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Layout
 from boost_core.config.base import Config, Moment
 from boost_core.messages import Scores
 from boost_core.plan.machine import Fitted
@@ -22,6 +22,10 @@ from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.search import PlanSearch, SearchReport
 from service.models.access import Scope, TenantName
 from service.models.cluster import StoredProfile
+
+if TYPE_CHECKING:
+    from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
+    from boost_core.checkpoint.manifest import Manifest
 
 AnswerFormat = Annotated[Literal["json", "csv"], Field(description="Media type of the answer.")]
 
@@ -282,6 +286,12 @@ class Checkpoint(BaseModel):
     context_parallel_size: int = Field(1, description="Context parallel size of the gang that wrote it.")
     samples: int = Field(description="Samples consumed so far.")
 
+    @classmethod
+    def of(cls, manifest: "Manifest", **more: Any) -> Self:
+        """Describe a checkpoint by its manifest and fields that are not in it."""
+        facts = {name: getattr(manifest, name) for name in ("step", "bytes", "saved_at", "samples")}
+        return cls(**facts, **Layout.of(manifest.parallelism).sizes, **more)
+
 
 class CheckpointFile(BaseModel):
     """One file of a checkpoint."""
@@ -315,6 +325,20 @@ class CheckpointList(BaseModel):
     damaged: list[DamagedCheckpoint] = Field(
         [], description="Checkpoints whose manifest or files are missing, truncated or changed, newest first."
     )
+
+    @classmethod
+    def of(
+        cls, folder: "CheckpointFolder", committed: "Iterable[StoredCheckpoint]", pinned: Collection[int]
+    ) -> "CheckpointList":
+        """Describe a folder's checkpoints."""
+        result = cls(checkpoints=[])
+        for each in committed:
+            about = {"url": folder.step_url(each.step), "pinned": each.step in pinned}
+            if each.manifest is None or each.damage:
+                result.damaged.append(DamagedCheckpoint(step=each.step, **about, damage=each.damage))
+            else:
+                result.checkpoints.append(Checkpoint.of(each.manifest, **about))
+        return result
 
 
 class MetricsSample(BaseModel):

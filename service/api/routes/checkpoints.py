@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path
 
 from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
-from boost_core.checkpoint.manifest import Manifest
-from boost_core.config import Layout
 from boost_core.config.storage import giving_up_soon
 from service.api.admission import storage_options
 from service.api.auth import Submitter
@@ -25,7 +24,7 @@ from service.api.errors import (
     problem_responses,
 )
 from service.jobs.model import JobRecord
-from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointFile, CheckpointList, DamagedCheckpoint
+from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointFile, CheckpointList
 from service.security.redaction import redact
 from service.security.secrets import SecretUnusable
 
@@ -80,19 +79,8 @@ def _detail(job: JobRecord, folder: CheckpointFolder, step: int) -> CheckpointDe
     with _reaching(job):
         pinned = step in folder.pinned()
     files = {name: CheckpointFile(bytes=file.bytes, crc32=file.crc32) for name, file in manifest.files.items()}
-    return CheckpointDetail(**_facts(folder, manifest, pinned), files=files, versions=manifest.versions)
-
-
-def _facts(folder: CheckpointFolder, manifest: Manifest, pinned: bool) -> dict[str, Any]:
-    return {
-        "step": manifest.step,
-        "url": folder.step_url(manifest.step),
-        "bytes": manifest.bytes,
-        "saved_at": manifest.saved_at,
-        "pinned": pinned,
-        **Layout.of(manifest.parallelism).sizes,
-        "samples": manifest.samples,
-    }
+    url = folder.step_url(step)
+    return CheckpointDetail.of(manifest, url=url, pinned=pinned, files=files, versions=manifest.versions)
 
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
@@ -112,15 +100,8 @@ async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     def look(folder: CheckpointFolder) -> CheckpointList:
         with _reaching(job):
             pinned, committed = folder.pinned(), list(folder.checkpoints())
-        checkpoints, damaged = list[Checkpoint](), list[DamagedCheckpoint]()
-        for each in committed:
-            step, is_pinned = each.step, each.step in pinned
-            if each.manifest is None or each.damage:
-                url, damage = folder.step_url(step), redact(each.damage)
-                damaged.append(DamagedCheckpoint(step=step, url=url, pinned=is_pinned, damage=damage))
-            else:
-                checkpoints.append(Checkpoint(**_facts(folder, each.manifest, is_pinned)))
-        return CheckpointList(checkpoints=checkpoints, damaged=damaged)
+        shown = (replace(each, damage=redact(each.damage)) for each in committed)
+        return CheckpointList.of(folder, shown, pinned)
 
     return await at_store(job, context, look)
 

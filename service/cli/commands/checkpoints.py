@@ -28,7 +28,7 @@ from service.cli.job_text import value_in_words
 from service.cli.options import AsJson, JobId, JobOrCheckpoint, Tokenizer, Url, WhichStep, complete_job_ids
 from service.client import Client
 from service.models.access import Scope
-from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointList, DamagedCheckpoint
+from service.models.jobs import CheckpointDetail, CheckpointList
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete checkpoints.")
 
@@ -55,23 +55,7 @@ def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = Non
         folder = CheckpointFolder(where)
         _steps(folder)
         pinned = folder.pinned()
-        checkpoints, damaged = [], []
-        for stored in folder.checkpoints():
-            step, manifest = stored.step, stored.manifest
-            about = {"step": step, "url": folder.step_url(step), "pinned": step in pinned}
-            if manifest is None or stored.damage:
-                damaged.append(DamagedCheckpoint(**about, damage=stored.damage))
-                continue
-            checkpoints.append(
-                Checkpoint(
-                    **about,
-                    bytes=manifest.bytes,
-                    saved_at=manifest.saved_at,
-                    **Layout.of(manifest.parallelism).sizes,
-                    samples=manifest.samples,
-                )
-            )
-        result = CheckpointList(checkpoints=checkpoints, damaged=damaged)
+        result = CheckpointList.of(folder, folder.checkpoints(), pinned)
     if as_json:
         print_json(result)
         return
