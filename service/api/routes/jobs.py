@@ -4,7 +4,7 @@ Routes that get the most requests come first (``service.api.app``), hence severa
 """
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +28,7 @@ from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, conditions_of, planned, record_job, with_layouts
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
+from service.api.deps import ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
 from service.api.limits import IdempotentDep
@@ -288,8 +288,6 @@ async def _create(
 
 # Changes to a job: patch, pause, resume, retry, cancel, drill, profile.
 
-changes_router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
-
 _CHANGE_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _CHANGE_BODY_REFUSED = _CHANGE_REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
@@ -299,7 +297,7 @@ IfMatch = Annotated[
 ]
 
 
-@changes_router.patch("", responses=_CHANGE_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
+@router.patch("/{job_id}", responses=_CHANGE_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
 def patch(
     job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
@@ -315,33 +313,33 @@ def patch(
     return context.outlook().of(record)
 
 
-@changes_router.post("/pause", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/pause", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Pause a job. Its gang finishes the current step, saves and stops; follow its events to see it PAUSED."""
     return context.outlook().of(context.store.request_pause(job.id))
 
 
-@changes_router.post("/resume", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/resume", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing keeps training."""
     return context.outlook().of(context.store.resume(job.id))
 
 
-@changes_router.post("/retry", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/retry", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
     context.quotas.refuse_unknown_queue(job.queue)  # it may have been deleted since, and its limits with it
     return context.outlook().of(context.store.retry(job.id))
 
 
-@changes_router.post("/drills", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
+@router.post("/{job_id}/drills", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
 def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
     """Inject a fault into a RUNNING job, to see it recover."""
     with _illegal_fields(Drill):
         return context.outlook().of(context.store.ask(job.id, drill, request))
 
 
-@changes_router.post("/profiles", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
+@router.post("/{job_id}/profiles", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
 def request_profile(
     job: JobDep, profile: Profile, _who: Submitter, context: ContextDep, request: IdempotentDep
 ) -> JobRecord:
@@ -350,13 +348,13 @@ def request_profile(
         return context.outlook().of(context.store.ask(job.id, profile, request))
 
 
-@changes_router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/cancel", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def cancel(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Cancel a job. Its workers stop within seconds; follow its events to see it CANCELLED."""
     return context.outlook().of(context.store.request_cancel(job.id))
 
 
-@changes_router.delete("", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.delete("/{job_id}", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def delete(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Cancel a job; its record stays."""
     return context.outlook().of(context.store.request_cancel(job.id))
@@ -373,8 +371,6 @@ def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
 
 # A job's metrics over its steps.
 
-history_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-
 _LAST_STEP = 2**31 - 1  # what a database counts with
 
 
@@ -389,7 +385,7 @@ class HistoryQuery(BaseModel):
     format: AnswerFormat = "json"
 
 
-@history_router.get("/{job_id}/metrics", response_model=MetricsHistory, responses=NOT_FOUND | CSV)
+@router.get("/{job_id}/metrics", response_model=MetricsHistory, responses=NOT_FOUND | CSV)
 def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> Response:
     """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
     newest = job.goodput.highest_step
@@ -400,9 +396,6 @@ def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Que
 
 
 # Jobs side by side.
-
-comparison_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-
 
 _MOST_POINTS = 100_000  # of all curves of an answer, which then has about 4 MB
 
@@ -429,7 +422,7 @@ class CurvesQuery(ComparedQuery):
     format: AnswerFormat = "json"
 
 
-@comparison_router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND | CSV)
+@router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND | CSV)
 async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, context: ContextDep) -> Response:
     """Show a curve of each of several jobs, downsampled to a number of points with the lowest and highest value."""
 
@@ -448,7 +441,7 @@ async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, co
     return await to_thread.run_sync(read, limiter=context.curve_threads[who.tenant])
 
 
-@comparison_router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
+@router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
 def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> SpecDiff:
     """Show in which fields of their specs two jobs differ."""
     other = context.store.get(other_id)
@@ -458,35 +451,23 @@ def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> SpecDi
 
 # What else is recorded of a job: the progress of its trackers, and evaluations of its checkpoints on tasks.
 
-results_router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
-
 _MOST = 50
 _MOST_SCORES = 500
 _MOST_BYTES = 2**18
 
 
-@results_router.get("/trackers", responses=NOT_FOUND)
+@router.get("/{job_id}/trackers", responses=NOT_FOUND)
 def trackers(job: JobDep, context: ContextDep) -> TrackerList:
     """Show a job's trackers, how many events each is behind, and why."""
-    return TrackerList(
-        trackers=[
-            TrackerState.model_validate(
-                {
-                    "kind": tracked.kind,
-                    "place": tracked.kept.get("url") or place_of(tracked.kind, job),
-                    "behind": behind,
-                    "failures": tracked.failures,
-                    "failing_since": tracked.failing_since,
-                    "problem": tracked.problem,
-                }
-            )
-            for tracked, behind in TrackerStore(context.store.engine).of_job(job.id)
-        ]
-    )
+    shown = [
+        {**vars(tracked), "place": tracked.kept.get("url") or place_of(tracked.kind, job), "behind": behind}
+        for tracked, behind in TrackerStore(context.store.engine).of_job(job.id)
+    ]
+    return TrackerList(trackers=[TrackerState.model_validate(each) for each in shown])
 
 
-@results_router.post(
-    "/evaluations",
+@router.post(
+    "/{job_id}/evaluations",
     status_code=HTTPStatus.CREATED,
     responses=NOT_FOUND | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
 )
@@ -500,7 +481,7 @@ def record_evaluation(
     return context.store.add_scores(job.id, scores, request)
 
 
-@results_router.get("/evaluations", responses=NOT_FOUND)
+@router.get("/{job_id}/evaluations", responses=NOT_FOUND)
 def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
     """List the evaluations of a job's checkpoints on tasks, newest first."""
     with Session(context.store.engine) as session:
@@ -511,19 +492,6 @@ def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
 # A job's events and log lines as streams of server-sent events.
 
 
-async def _hold_stream(who: Reader, context: ContextDep) -> AsyncIterator[ExitStack]:
-    """Limit the number of open event streams per key, and release what a stream holds when it ends."""
-    with context.limits.stream(who), ExitStack() as contexts:
-        yield contexts
-
-
-# For routes that return a stream: it is counted, and contexts entered here are held, until the stream ends for whatever
-# reason. A generator is not closed in time if its client leaves while an event is being sent.
-HeldByStream = Annotated[ExitStack, Depends(_hold_stream)]
-
-
-events_router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-
 _LARGEST_ID = 2**63 - 1  # what a database can compare
 _MOST_RANKS = 2**31 - 1
 
@@ -532,70 +500,60 @@ LastEventId = Annotated[
     int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that reconnect.")
 ]
 Follow = Annotated[bool, Query(description="Keep the stream open until the job has ended.")]
+Stream = Callable[[EventFilter], AsyncIterator[ServerSentEvent]]
 
 
-@events_router.get("/{job_id}/events", response_class=EventSourceResponse, responses=NOT_FOUND)
+async def _stream(
+    job: JobDep, who: Reader, context: ContextDep, after: After = 0, last_event_id: LastEventId = None,
+    follow: Follow = True,
+) -> AsyncIterator[Stream]:  # fmt: skip
+    """Limit the number of open event streams per key, and release what a stream holds when it ends."""
+    with context.limits.stream(who), ExitStack() as contexts:
+
+        async def events(selection: EventFilter) -> AsyncIterator[ServerSentEvent]:
+            seen = after if last_event_id is None else last_event_id
+            if follow and not job.finished:
+                follower = contexts.enter_context(context.feeds.follow(job.id, who, selection, seen))
+                while batch := await follower.next():
+                    for event in batch:
+                        yield event.encoded
+                return
+            while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
+                batch = await context.feeds.read(job.id, seen, selection)
+                for event in batch:
+                    yield event.encoded
+                if len(batch) < BATCH:
+                    return
+                seen = batch[-1].event.id
+
+        yield events
+
+
+# For routes that return a stream: it is counted, and what it follows is held, until the stream ends for whatever
+# reason. A generator is not closed in time if its client leaves while an event is being sent.
+StreamDep = Annotated[Stream, Depends(_stream)]
+
+
+@router.get("/{job_id}/events", response_class=EventSourceResponse, responses=NOT_FOUND)
 async def events(
-    job: JobDep,
-    who: Reader,
-    context: ContextDep,
-    contexts: HeldByStream,
+    stream: StreamDep,
     kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
     since: Annotated[Moment | None, Query(description="Only events at or after this time.")] = None,
-    after: After = 0,
-    last_event_id: LastEventId = None,
-    follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream a job's past and future events: state changes, progress, evaluations, logs."""
-    selection = EventFilter(frozenset(kind) or None, since)
-    async for event in _stream(
-        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
-    ):
+    async for event in stream(EventFilter(frozenset(kind) or None, since)):
         yield event
 
 
-@events_router.get("/{job_id}/logs", response_class=EventSourceResponse, responses=NOT_FOUND)
+@router.get("/{job_id}/logs", response_class=EventSourceResponse, responses=NOT_FOUND)
 async def logs(
-    job: JobDep,
-    who: Reader,
-    context: ContextDep,
-    contexts: HeldByStream,
+    stream: StreamDep,
     rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
     level: Annotated[
         list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
     ] = [],  # noqa: B006  # FastAPI copies it
     since: Annotated[Moment | None, Query(description="Only lines at or after this time.")] = None,
-    after: After = 0,
-    last_event_id: LastEventId = None,
-    follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the log lines of a job's ranks. They are kept after the gang has ended."""
-    selection = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
-    async for event in _stream(
-        context, contexts, who, job, selection, after if last_event_id is None else last_event_id, follow
-    ):
+    async for event in stream(EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)):
         yield event
-
-
-async def _stream(
-    context: Context,
-    contexts: ExitStack,
-    who: Principal,
-    job: JobRecord,
-    selection: EventFilter,
-    after: int,
-    follow: bool,
-) -> AsyncIterator[ServerSentEvent]:
-    if follow and not job.finished:
-        follower = contexts.enter_context(context.feeds.follow(job.id, who, selection, after))
-        while batch := await follower.next():
-            for event in batch:
-                yield event.encoded
-        return
-    while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
-        batch = await context.feeds.read(job.id, after, selection)
-        for event in batch:
-            yield event.encoded
-        if len(batch) < BATCH:
-            return
-        after = batch[-1].event.id
