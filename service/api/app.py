@@ -11,7 +11,7 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from boost_core import __version__
 from service.accounts.audit import AuditLog
@@ -45,6 +45,13 @@ if TYPE_CHECKING:
 
 class _Api(FastAPI):
     """FastAPI with a complete OpenAPI document, and with middleware around every response, errors included."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. The server's other messages, of its start and end, pass no middleware."""
+        if scope["type"] == "lifespan":
+            await self.router.lifespan(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
         context: Context = self.state.context

@@ -13,39 +13,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.accounts.audit import AuditEvent, AuditLog
-
-# Names of requests in the log.
-ACTIONS = {
-    ("POST", "/v1/jobs"): "job.submit",
-    ("PATCH", "/v1/jobs/{job_id}"): "job.change",
-    ("DELETE", "/v1/jobs/{job_id}"): "job.cancel",
-    ("POST", "/v1/jobs/cancel"): "job.cancel",
-    ("POST", "/v1/jobs/{job_id}/cancel"): "job.cancel",
-    ("POST", "/v1/jobs/{job_id}/pause"): "job.pause",
-    ("POST", "/v1/jobs/{job_id}/resume"): "job.resume",
-    ("POST", "/v1/jobs/{job_id}/retry"): "job.retry",
-    ("POST", "/v1/jobs/{job_id}/clone"): "job.clone",
-    ("POST", "/v1/jobs/{job_id}/drills"): "job.drill",
-    ("POST", "/v1/jobs/{job_id}/profiles"): "job.profile",
-    ("POST", "/v1/jobs/{job_id}/evaluations"): "job.evaluate",
-    ("PUT", "/v1/jobs/{job_id}/checkpoints/{step}/pin"): "checkpoint.pin",
-    ("DELETE", "/v1/jobs/{job_id}/checkpoints/{step}/pin"): "checkpoint.unpin",
-    ("DELETE", "/v1/jobs/{job_id}/checkpoints/{step}"): "checkpoint.delete",
-    ("POST", "/v1/datasets"): "dataset.create",
-    ("POST", "/v1/datasets/{name}/cancel"): "dataset.cancel",
-    ("DELETE", "/v1/datasets/{name}"): "dataset.delete",
-    ("POST", "/v1/sweeps"): "sweep.create",
-    ("POST", "/v1/sweeps/{name}/stop"): "sweep.stop",
-    ("PUT", "/v1/queues/{name}"): "queue.put",
-    ("DELETE", "/v1/queues/{name}"): "queue.delete",
-    ("PUT", "/v1/tenants/{name}"): "tenant.put",
-    ("PUT", "/v1/profiles/{kind}"): "profile.put",
-    ("DELETE", "/v1/profiles/{kind}"): "profile.delete",
-    ("POST", "/v1/keys"): "key.create",
-    ("DELETE", "/v1/keys/{key_id}"): "key.revoke",
-    ("POST", "/session"): "session.open",
-    ("DELETE", "/session"): "session.close",
-}
+from service.models.access import ACTIONS
 
 _PATTERNS = [(method, compile_path(path)[0], action) for (method, path), action in ACTIONS.items()]
 _UNAUTHORIZED, _TOO_MANY = 401, 429
@@ -74,13 +42,9 @@ class Audit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and record it as soon as its status is known."""
-        action = None
-        if scope["type"] == "http":
-            # Not taken from the routes, because a request may be refused before it gets there.
-            named = (
-                each for method, path, each in _PATTERNS if method == scope["method"] and path.match(scope["path"])
-            )
-            action = next(named, None)
+        # Not taken from the routes, because a request may be refused before it gets there.
+        named = (each for method, path, each in _PATTERNS if method == scope["method"] and path.match(scope["path"]))
+        action = next(named, None)
         if action is None:
             await self.app(scope, receive, send)
             return

@@ -132,9 +132,6 @@ class Gate:
             HTTPException: Its path and query, or its headers, are too long.
             RateLimited: Its sender has sent too many.
         """
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         request = Request(scope)
         # The server limits the sum of both.
         if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:

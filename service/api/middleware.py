@@ -59,9 +59,6 @@ class AnswerHeaders:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request and add the headers to the response."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         sent_id = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = sent_id if _FIT_AS_ID.fullmatch(sent_id) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -99,9 +96,6 @@ class Measuring:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request and measure it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         # Not taken from the router, because a request may be refused before it gets there.
         route = next((route for pattern, route in self._routes if pattern.match(scope["path"])), UNMATCHED)
         labels = scope["method"] if scope["method"] in _METHODS else OTHER, route
@@ -143,7 +137,7 @@ class Heads:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        if scope["type"] != "http" or scope["method"] != "HEAD" or ENDLESS.fullmatch(scope["path"]):
+        if scope["method"] != "HEAD" or ENDLESS.fullmatch(scope["path"]):
             await self.app(scope, receive, send)
             return
 

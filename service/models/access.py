@@ -63,13 +63,37 @@ class KeyList(BaseModel):
 
 
 # Names of requests in the audit log. They never change.
-ACTIONS = (
-    "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
-    "job.profile", "job.evaluate", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "dataset.create",
-    "dataset.cancel", "dataset.delete", "sweep.create", "sweep.stop", "queue.put", "queue.delete", "tenant.put",
-    "profile.put", "profile.delete",
-    "key.create", "key.revoke", "session.open", "session.close",
-)  # fmt: skip
+ACTIONS = {
+    ("POST", "/v1/jobs"): "job.submit",
+    ("PATCH", "/v1/jobs/{job_id}"): "job.change",
+    ("DELETE", "/v1/jobs/{job_id}"): "job.cancel",
+    ("POST", "/v1/jobs/cancel"): "job.cancel",
+    ("POST", "/v1/jobs/{job_id}/cancel"): "job.cancel",
+    ("POST", "/v1/jobs/{job_id}/pause"): "job.pause",
+    ("POST", "/v1/jobs/{job_id}/resume"): "job.resume",
+    ("POST", "/v1/jobs/{job_id}/retry"): "job.retry",
+    ("POST", "/v1/jobs/{job_id}/clone"): "job.clone",
+    ("POST", "/v1/jobs/{job_id}/drills"): "job.drill",
+    ("POST", "/v1/jobs/{job_id}/profiles"): "job.profile",
+    ("POST", "/v1/jobs/{job_id}/evaluations"): "job.evaluate",
+    ("PUT", "/v1/jobs/{job_id}/checkpoints/{step}/pin"): "checkpoint.pin",
+    ("DELETE", "/v1/jobs/{job_id}/checkpoints/{step}/pin"): "checkpoint.unpin",
+    ("DELETE", "/v1/jobs/{job_id}/checkpoints/{step}"): "checkpoint.delete",
+    ("POST", "/v1/datasets"): "dataset.create",
+    ("POST", "/v1/datasets/{name}/cancel"): "dataset.cancel",
+    ("DELETE", "/v1/datasets/{name}"): "dataset.delete",
+    ("POST", "/v1/sweeps"): "sweep.create",
+    ("POST", "/v1/sweeps/{name}/stop"): "sweep.stop",
+    ("PUT", "/v1/queues/{name}"): "queue.put",
+    ("DELETE", "/v1/queues/{name}"): "queue.delete",
+    ("PUT", "/v1/tenants/{name}"): "tenant.put",
+    ("PUT", "/v1/profiles/{kind}"): "profile.put",
+    ("DELETE", "/v1/profiles/{kind}"): "profile.delete",
+    ("POST", "/v1/keys"): "key.create",
+    ("DELETE", "/v1/keys/{key_id}"): "key.revoke",
+    ("POST", "/session"): "session.open",
+    ("DELETE", "/session"): "session.close",
+}
 
 
 class AuditEntry(BaseModel):
@@ -80,7 +104,7 @@ class AuditEntry(BaseModel):
     tenant: str | None = Field(description="Tenant that sent the request; null without a valid key.")
     key_id: str | None = Field(description="ID of the key; null without a valid one.")
     key_name: str | None = Field(description="Name of that key.")
-    action: str = Field(description=f"The request: {', '.join(ACTIONS)}.")
+    action: str = Field(description=f"The request: {', '.join(dict.fromkeys(ACTIONS.values()))}.")
     resource: str = Field(description="Target of the action, for example a job ID.")
     status: int = Field(description="HTTP status of the response.")
     address: str | None = Field(description="Client address.")

@@ -157,7 +157,7 @@ class TracedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and create its span."""
-        if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
+        if not scope["path"].startswith(_TRACED):
             await self.app(scope, receive, send)
             return
         context, method = _w3c.extract(Headers(scope=scope)), scope["method"]

@@ -11,10 +11,8 @@ import torch.distributed as dist
 import typer
 
 from boost_core import __version__
-from service.api import audit
 from service.cli.main import app
 from service.client.api import Api
-from service.models.access import ACTIONS, AuditEntry
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -125,11 +123,6 @@ def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
         "service/gang/ray/gangs.py",
     }
     assert set(called) == in_backticks(said) - others
-
-
-def test_the_actions_that_the_audit_log_documents_are_those_that_it_records() -> None:
-    assert set(ACTIONS) == set(audit.ACTIONS.values())
-    assert all(action in str(AuditEntry.model_fields["action"].description) for action in ACTIONS)
 
 
 def test_every_file_that_a_document_names_is_there() -> None:

@@ -9,11 +9,10 @@ import httpx
 import pytest
 from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError
 
-from service.api.audit import ACTIONS
 from service.api.requests import StrictRoute
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
-from service.models.access import Scope
+from service.models.access import ACTIONS, Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_checkpoint, a_spec, numbered, start
