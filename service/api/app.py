@@ -1,40 +1,24 @@
 """Assembles the API: the app, its middleware from outside to inside, and its routers in the order of trial."""
 
-import threading
-from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from boost_core import __version__
-from service.accounts.audit import AuditLog
-from service.accounts.keys import KeyStore
-from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
 from service.api.auth import SECURITY_SCHEMES, Gate, needs_key
 from service.api.deps import Context
 from service.api.errors import GUARDED, HANDLERS, MEDIA_TYPE
-from service.api.event_streams import Feeds
 from service.api.examples import SPEC, examples_of_models
-from service.api.limits import CURVE_THREADS_PER_TENANT, RateLimits, ShortReads, StoreAccess
 from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
 from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans, sweeps
-from service.api.searches import Searches
-from service.jobs.curves import CurveCache
-from service.jobs.datasets import DatasetStore
-from service.jobs.observations import Observations
 from service.jobs.outlook import Outlook
-from service.jobs.profiles import ProfileStore
 from service.jobs.store import JobStore
-from service.jobs.study import Studies
-from service.jobs.sweeps import SweepStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 from service.web import pages
@@ -104,31 +88,8 @@ def create_app(
         exception_handlers=HANDLERS,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
-    app.state.context = Context(
-        store=store,
-        reads=ShortReads(store, 2 * settings.database_seconds),
-        settings=settings,
-        curves=CurveCache(store.engine),
-        curve_threads=defaultdict(partial(CapacityLimiter, CURVE_THREADS_PER_TENANT)),
-        outlook=outlook,
-        datasets=DatasetStore(store),
-        sweeps=SweepStore(store),
-        studies=Studies(store.engine),
-        quotas=QuotaStore(store),
-        profiles=ProfileStore(store.engine),
-        observations=Observations(store.engine),
-        feeds=Feeds(store, known_keys, stopping),
-        keys=known_keys,
-        audit=AuditLog(store.engine),
-        limits=limits,
-        stores=StoreAccess(settings.store_seconds),
-        searches=Searches(),
-        metrics=metrics or ProcessMetrics(),
-        tracing=tracing,
-        stopping=stopping,
-    )
-    app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
+    app.state.context = context = Context(store, settings, outlook, metrics, tracing)
+    app.router.middleware_stack = Gate(app.router.middleware_stack, context.keys, context.limits, settings)
     if settings.cors_origins:
         # Pages of these origins may call the API with a key; only the service's own page may use cookies.
         app.add_middleware(

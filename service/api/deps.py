@@ -1,8 +1,9 @@
 """Dependencies of routes: the service's parts, and the job that a path names."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from anyio import CapacityLimiter
@@ -13,7 +14,7 @@ from service.accounts.keys import KeyStore, Principal
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
 from service.api.event_streams import Feeds
-from service.api.limits import RateLimits, ShortReads, StoreAccess
+from service.api.limits import CURVE_THREADS_PER_TENANT, RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
 from service.jobs.curves import CurveCache
 from service.jobs.datasets import DatasetStore
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from service.telemetry.tracing import Tracing
 
 
-@dataclass(frozen=True)
 class Context:
     """The parts of the service that routes work with; one per app.
 
@@ -61,27 +61,26 @@ class Context:
         stopping: Set when the server stops, so that open streams end.
     """
 
-    store: JobStore
-    reads: ShortReads
-    settings: Settings
-    curves: CurveCache
-    curve_threads: Mapping[str, CapacityLimiter]
-    outlook: Callable[[], Outlook]
-    datasets: DatasetStore
-    sweeps: SweepStore
-    studies: Studies
-    quotas: QuotaStore
-    profiles: ProfileStore
-    observations: Observations
-    feeds: Feeds
-    keys: KeyStore
-    audit: AuditLog
-    limits: RateLimits
-    stores: StoreAccess
-    searches: Searches
-    metrics: ProcessMetrics
-    tracing: "Tracing | None"
-    stopping: threading.Event
+    def __init__(
+        self, store: JobStore, settings: Settings, outlook: Callable[[], Outlook], metrics: ProcessMetrics | None,
+        tracing: "Tracing | None",
+    ) -> None:  # fmt: skip
+        self.store, self.settings, self.outlook = store, settings, outlook
+        self.reads = ShortReads(store, 2 * settings.database_seconds)
+        self.curves = CurveCache(store.engine)
+        self.curve_threads: Mapping[str, CapacityLimiter] = defaultdict(
+            partial(CapacityLimiter, CURVE_THREADS_PER_TENANT)
+        )
+        self.datasets = DatasetStore(store)
+        self.sweeps, self.studies = SweepStore(store), Studies(store.engine)
+        self.quotas = QuotaStore(store)
+        self.profiles, self.observations = ProfileStore(store.engine), Observations(store.engine)
+        self.keys, self.audit, self.limits = KeyStore(store.engine), AuditLog(store.engine), RateLimits(settings)
+        self.stopping = threading.Event()
+        self.feeds = Feeds(store, self.keys, self.stopping)
+        self.stores = StoreAccess(settings.store_seconds)
+        self.searches = Searches()
+        self.metrics, self.tracing = metrics or ProcessMetrics(), tracing
 
 
 def context_of(request: Request) -> Context:

@@ -3,7 +3,7 @@
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -110,7 +110,8 @@ def trial_submitter(
     """
     # The server's own access to stores belongs to its event loop. This one is as lasting: threads that hang keep their
     # tenants' slots from one call to the next, so their number is bounded.
-    loop, apart = asyncio.new_event_loop(), replace(context, stores=StoreAccess(context.settings.store_seconds))
+    loop, apart = asyncio.new_event_loop(), copy(context)
+    apart.stores = StoreAccess(context.settings.store_seconds)
 
     def submit(
         sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
