@@ -12,7 +12,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -730,7 +731,8 @@ def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
 
     monkeypatch.setattr("service.api.routes.sweeps.admitted", hangs)
     context = api.app.state.context
-    context = replace(context, settings=context.settings.model_copy(update={"store_seconds": 0.02}))
+    context = copy(context)
+    context.settings = context.settings.model_copy(update={"store_seconds": 0.02})
     for tenant in ("default", "other"):
         context.sweeps.create(SweepRequest.model_validate(request()), Owner(tenant, "tester"))
     before = {thread for thread in threading.enumerate() if thread.name == "store"}
