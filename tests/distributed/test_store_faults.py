@@ -20,6 +20,7 @@ from boost_core.messages import Report
 from boost_core.train import Membership, checkpoint_manager, train
 from tests.distributed.recording import Recorder, losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
+from tests.pairwise import pairwise
 from tests.ranks import Ranks
 from tests.s3 import BUCKET, S3Server, s3_server
 from tests.store_proxy import Call, Fault, StoreProxy, store_proxy
@@ -230,7 +231,8 @@ def test_each_call_of_a_resume_may_fail_in_each_way(
     ranks.run(1, trained, environment, a_job(corpus, "resumes", 6, 3))
     folder = CheckpointFolder(f"s3://{BUCKET}/resumes")
     spec = a_job(corpus, "resumes", 7, 100)
-    for operation, name, fault in itertools.product(("head_object", "get_object"), FILES, RESUMING_FAULTS):
+    all_ways = list(itertools.product(("head_object", "get_object"), FILES, RESUMING_FAULTS))
+    for operation, name, fault in pairwise(all_ways, iter):
         bad, met = Call(operation, f"resumes/step-00000006/{name}"), list[Call]()
 
         def once(call: Call, bad=bad, met=met, fault=fault) -> Fault | None:

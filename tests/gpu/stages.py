@@ -210,7 +210,7 @@ def _variants(setting: Setting, names: Sequence[str], sequences: Sequence[int]) 
     wanted = [variant for variant in wanted if not (variant.fp8 and unavailable(DEVICE))]
     return {
         f"{variant.name}, × {count}": partial(_step, setting, _shape_7b(count), variant)
-        for count in (sequences if ON_GPU else sequences[:1])
+        for count in (sequences if ON_GPU and setting.values else sequences[:1])
         for variant in wanted
     }
 
@@ -225,7 +225,7 @@ def _step(setting: Setting, shape: RunShape, variant: Variant, planned: bool = F
     if planned:
         yield "peak memory, planned", rank_memory(job, job.layouts()[0]).total / 2**30, "GiB"
     rate = _rate() if setting.values else 8e14  # kernels that compute nothing take no time
-    rows = rank_rows(shape, variant, DEVICE, 10 if ON_GPU else 2, rate, ["nvlink-h200"])
+    rows = rank_rows(shape, variant, DEVICE, 10 if ON_GPU and setting.values else 2, rate, ["nvlink-h200"])
     for row in rows:
         scale, unit = {"s": (1e3, "ms"), "bytes": (2**-30, "GiB"), "share": (100.0, "%")}.get(row.unit, (1.0, ""))
         yield row.quantity, row.p50 * scale, unit
@@ -430,7 +430,7 @@ def kernels(setting: Setting) -> Cases:
 
     def run(name: str) -> Figures:
         case = next(case for case in cases(sizes, Draw(torch.bfloat16, DEVICE)) if case.name == name)
-        for row in kernel_rows(case, DEVICE, bandwidth, 20):
+        for row in kernel_rows(case, DEVICE, bandwidth, 20 if setting.values else 2):
             yield row.quantity, row.p50 * (1e3 if row.unit == "s" else 100), "ms" if row.unit == "s" else "%"
 
     # By the same device: an A100 has no cases in 8 bits.

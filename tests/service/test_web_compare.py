@@ -312,5 +312,4 @@ def test_200_jobs_of_10000_steps_stay_smooth(browser: Browser) -> None:
         assert max(float(row["loss_max"]) for row in rows) == SPIKE_OF_MANY
         for act in (hover, zoom):
             # Of five times, because other processes share the machine's cores.
-            longest = min(frames(page, partial(act, page))[-1] for _ in range(5))
-            assert longest < 100, act
+            assert any(frames(page, partial(act, page))[-1] < 100 for _ in range(5)), act

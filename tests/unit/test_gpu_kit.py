@@ -100,11 +100,11 @@ def test_a_page_has_the_newest_figures_of_each_gpu_and_leaves_the_rest_empty() -
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with torch, NumPy and what these bring, and nothing else."""
+    """A Python with pip, torch, NumPy and what these bring, and nothing else."""
     folder = tmp_path_factory.mktemp("gpu-machine")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
-    for name in _required({"torch", "numpy"}):
+    for name in _required({"pip", "torch", "numpy"}):
         files = distribution(name).files or []
         for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "bin", "__pycache__")}:
             source = Path(str(distribution(name).locate_file(top)))
