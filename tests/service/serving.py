@@ -38,10 +38,7 @@ class Server:
     def __init__(self, home: Path, **settings: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        own = {
-            "BOOST_HOME": str(home), "BOOST_CPUS": "2", "BOOST_PORT": str(self.port),
-            "BOOST_RECONCILE_SECONDS": "0.1", "BOOST_GROW_COOLDOWN_SECONDS": "1", "BOOST_GROW_SETTLE_SECONDS": "1",
-        }  # fmt: skip
+        own = {"BOOST_HOME": str(home), "BOOST_CPUS": "2", "BOOST_PORT": str(self.port)}
         self.environment = os.environ | own | settings
         self.log = home.parent / "serve.log"
         self.start()
