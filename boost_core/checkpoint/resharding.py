@@ -123,6 +123,7 @@ class ShardReader(FsspecReader):
         storage_options: Options for accessing the folder.
 
     Attributes:
+        content: The index as stored, if it has been read or given; it is as long as all ranks that wrote have parts.
         verified: Names of the files that were read whole and match what was written.
     """
 
@@ -132,7 +133,16 @@ class ShardReader(FsspecReader):
         super().__init__(path, **storage_options)
         self._files, self._least_share = files, least_share
         self._index: Metadata | None = None
+        self.content: bytes | None = None
         self.verified: set[str] = set()
+
+    def index_bytes(self) -> bytes:
+        """The index as stored, read once."""
+        if self.content is None:
+            self._refuse_irregular(INDEX)
+            with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "rb") as stream:
+                self.content = stream.read()
+        return self.content
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The index; torch wraps errors raised here in its own.
@@ -143,9 +153,7 @@ class ShardReader(FsspecReader):
         """
         if self._index is not None:
             return self._index
-        self._refuse_irregular(INDEX)
-        with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "rb") as stream:
-            content = stream.read()
+        content = self.index_bytes()
         if INDEX not in self._files:
             raise CheckpointDamaged(f"the manifest in {self.path} lists no {INDEX}")
         if wrong := self._files[INDEX].difference(len(content), zlib.crc32(content)):
@@ -277,22 +285,40 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
     """
     url, rank, ranks = folder.step_url(manifest.step), dist.get_rank(), dist.get_world_size()
     reader = ShardReader(url, manifest.files, _WORTH_READING_WHOLE, **folder.storage_options)
-    try:
-        load({}, storage_reader=reader, planner=LoadChunks(chunks))
-    except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
-        causes = [cause for cause, _ in failure.failures.values()]
-        unread = [each for each in causes if isinstance(each, OSError) and not isinstance(each, FileNotFoundError)]
+    # The index grows with the ranks that wrote it, so that one reads it and the others are told. Each then knows alone
+    # what it has to read, and torch, which would gather all plans on the first rank, is told that it is by itself.
+    index: list[Any] = [None]
+    failure: BaseException | None = None
+    if rank == 0:
+        try:
+            index[0] = reader.index_bytes()
+        except Exception as error:  # stores raise types of their own
+            failure = error
+    dist.broadcast_object_list(index)
+    if index[0] is not None:
+        reader.content = index[0]
+        try:
+            load({}, storage_reader=reader, planner=LoadChunks(chunks), no_dist=True)
+        except CheckpointException as wrapped:  # not a subclass of Exception
+            failure, _ = next(iter(wrapped.failures.values()))
+    of_ranks: list[BaseException | None] = [None] * ranks
+    dist.all_gather_object(of_ranks, failure)
+    causes = {number: cause for number, cause in enumerate(of_ranks) if cause is not None}
+    if causes:
+        first, cause = next(iter(causes.items()))
+        stored = [each for each in causes.values() if isinstance(each, OSError)]
+        unread = [each for each in stored if not isinstance(each, FileNotFoundError)]
         if unread and not folder.is_local:  # a disk's is damage
             raise CheckpointUnreadable(in_words(unread[0])) from failure
         if problems := _problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)):
             raise CheckpointDamaged("; ".join(problems)) from failure
-        for cause in causes:
-            if isinstance(cause, TensorMissing):
+        for missing in causes.values():
+            if isinstance(missing, TensorMissing):
                 raise ValueError(
-                    f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
-                    "start from its weights alone: checkpoint.weights_from"
+                    f"the checkpoint at {url} has no tensor {missing}; if another optimizer.kind wrote it, use that, "
+                    "or start from its weights alone: checkpoint.weights_from"
                 ) from failure
-        raise CheckpointUnreadable(f"{url}: {first_cause(failure)}") from failure
+        raise CheckpointUnreadable(f"{url}: rank {first}: {in_words(cause)}") from failure
     unverified = sorted(manifest.files.keys() - set(of_all_ranks(reader.verified)))
     if problems := _problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])):
         raise CheckpointDamaged("; ".join(problems))

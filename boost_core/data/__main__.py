@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
         to=sys.stderr,
     )
+    if not index.tokens("validation"):
+        print_lines("nothing is for validation, so no job can evaluate on it: raise --validation", to=sys.stderr)
     if index.skipped:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
         print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)

@@ -1,6 +1,6 @@
 """The device mesh of a gang: (dp, pp, cp, tp), tensor parallel ranks innermost so that they share a node."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,18 +85,21 @@ class ProcessGroups:
         # each other.
         data, shared = replicas, None
         if context.size > 1:
-            same = _group_of_this_rank(mesh.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist())
+            same = group_of_this_rank(mesh.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist())
             data = communicator(same, "dp", ledger)
         if embedding_is_shared and pipeline.size > 1:
             columns = mesh.mesh.mesh.movedim(1, -1).flatten(0, -2).tolist()
-            shared = _group_of_this_rank([[column[0], column[-1]] for column in columns])
+            shared = group_of_this_rank([[column[0], column[-1]] for column in columns])
         embedding = communicator(shared, "pp", ledger)
         gang = communicator(dist.group.WORLD, "all", ledger)
         return cls(tensor, pipeline, context, replicas, data, embedding, gang)
 
 
-def _group_of_this_rank(groups: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Create groups of ranks, and return the one that this rank is in, if any. All ranks call this."""
+def group_of_this_rank(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Create disjoint groups of ranks, and return the one that this rank is in, if any. All ranks call this."""
+    if (gang := dist.group.WORLD) is not None and gang.bound_device_id is not None:
+        # All at once: one by one, NCCL would split the gang's communicator once for each of the groups, on all ranks.
+        return dist.split_group(split_ranks=[list(ranks) for ranks in groups])
     mine = None
     for ranks in groups:
         group = dist.new_group(list(ranks))

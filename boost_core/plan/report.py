@@ -749,14 +749,14 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), checkpoint.best_every_steps
     apart = "every step" if best == 1 else f"every {best:,} steps"
     limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
-    all_kept = ""
+    between, all_kept = 3600 * goodput.hours_between_failures, ""
     if job.checkpoint.keep_last is None:
         room = _in_bytes(ceil(job.training.steps / best) * checkpoint.bytes)
         all_kept = f"; they would fill {room}, as checkpoint.keep_last is unset and all are kept"
     yield (
-        f"failures: one in {duration_in_words(3600 * goodput.hours_between_failures)} on {ranks}, "
-        f"{rounded(goodput.failures, 2)} during all steps; checkpoints {apart} "
-        f"({duration_in_words(best * step)}){limit} would lose least{all_kept}"
+        f"failures: one in {duration_in_words(between)} on {ranks}, if each has one in "
+        f"{duration_in_words(between * layout.world_size)}; {rounded(goodput.failures, 2)} during all "
+        f"steps; checkpoints {apart} ({duration_in_words(best * step)}){limit} would lose least{all_kept}"
     )
     parts = [f"{goodput.without_failures:.2%} without failures"]
     if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
@@ -768,8 +768,8 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     yield f"goodput: {', '.join(parts)}"
     if (left := goodput.without_a_node) is not None:
         yield (
-            f"a node less: until it is replaced, {left.world_size:,} of {ranks} go on at {left.share:.0%} of the "
-            "tokens per second, if elasticity allows it"
+            f"a node less: until it is replaced, {left.world_size:,} of {ranks}, the most whose replicas divide the "
+            f"batch, go on at {left.share:.0%} of the tokens per second, if elasticity allows it"
         )
 
 

@@ -85,6 +85,24 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
     return patch
 
 
+def hours(text: str | float) -> float:
+    """Parse a number of hours, or a span such as ``12h`` or ``30d``, as hours.
+
+    Raises:
+        BadParameter: The text is neither, or beyond what a plan takes.
+    """
+    try:
+        span = _SPAN.fullmatch(str(text))
+        value = timedelta(**{_UNITS[span[2]]: int(span[1])}) / timedelta(hours=1) if span else float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e-3 <= value <= 1e12:
+        raise typer.BadParameter(
+            f"{text!r} is no time from 0.001 to 1e12 hours; give hours, or a span such as 12h or 30d"
+        )
+    return value
+
+
 def moment(text: str, *, in_future: bool) -> datetime:
     """Parse a time: a span such as ``10m`` from now, or else a date and time, local unless it names a time zone.
 

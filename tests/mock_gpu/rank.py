@@ -1,5 +1,6 @@
 """One of several ranks on the mock. Takes a scenario, the rank, their number and a file for the rendezvous."""
 
+import os
 import sys
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from boost_core.parallel.mesh import group_of_this_rank
 from tests.mock_gpu import control
 from tests.mock_gpu.modes import as_on_a_gpu, job, train
 
@@ -154,17 +156,41 @@ def data_parallel_steps(rank: int, size: int) -> None:
     state.graph.release("the steps are done")
 
 
+def split_groups(rank: int, size: int) -> None:
+    """Groups of ranks are made by one split of the gang's communicator, and the savers' connects as it is used."""
+    gang = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    splits = gang.comm_split_count()
+    halves, ends = group_of_this_rank([[0, 2], [1, 3]]), group_of_this_rank([[0, size - 1]])
+    assert gang.comm_split_count() <= splits + 2
+    for group, ranks in ((halves, [rank % 2, rank % 2 + 2]), (ends, [0, size - 1])):
+        assert (group is not None) == (rank in ranks)
+        if group is not None:
+            x = torch.tensor([rank + 1.0]).cuda()
+            dist.all_reduce(x, group=group)
+            assert x.item() == sum(ranks) + len(ranks)
+
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # as a worker sets it
+    savers, told = dist.new_group(backend="gloo"), ["told" if rank == 0 else None]
+    dist.broadcast_object_list(told, group=savers)
+    assert told == ["told"]
+    gathered = [-1] * size
+    dist.all_gather_object(gathered, rank, group=savers)
+    assert gathered == list(range(size))
+
+
 SCENARIOS = {
     each.__name__: each
     for each in (
         numbers, late, hang, abort_of_a_captured_communicator, mismatch, tensor_parallel_steps, data_parallel_steps,
+        split_groups,
     )
 }  # fmt: skip
 
 
 def main(scenario: str, rank: int, size: int, meeting: str) -> None:
     torch.cuda.set_device(0)
-    dist.init_process_group("nccl", store=dist.FileStore(meeting, size), rank=rank, world_size=size)
+    device = torch.device("cuda", 0) if SCENARIOS[scenario] is split_groups else None
+    dist.init_process_group("nccl", store=dist.FileStore(meeting, size), rank=rank, world_size=size, device_id=device)
     SCENARIOS[scenario](rank, size)
     if dist.is_initialized():
         dist.destroy_process_group()

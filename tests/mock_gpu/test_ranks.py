@@ -8,7 +8,7 @@ import pytest
 from tests.mock_gpu import MockGpu, trouble
 from tests.mock_gpu.rank import SCENARIOS
 
-RANKS = {"numbers": 3}
+RANKS = {"numbers": 3, "split_groups": 4}
 ORDERED = {"hang": {"hang_at": 1}}  # of rank 1, by its environment
 WRONG = {"mismatch": "MISMATCH"}
 IN_MAKE_TEST = ("numbers", "hang", "abort_of_a_captured_communicator", "tensor_parallel_steps")

@@ -28,7 +28,7 @@ from service.cli.console import (
     read_yaml_as,
     say,
 )
-from service.cli.options import AsJson, JobFile, Url
+from service.cli.options import AsJson, JobFile, Url, hours
 from service.models.cluster import StoredProfile
 from service.models.jobs import PlanAnswer
 
@@ -67,10 +67,10 @@ def plan(
         float | None,
         typer.Option(
             metavar="HOURS",
-            min=1e-3,
-            max=1e12,
-            help=f"Mean hours between failures of one GPU (default: {GPU_MTBF_HOURS:,.0f}, as in Llama 3's training); "
-            "64 GPUs fail 64 times as often: 768 is one failure in 12 hours.",
+            parser=hours,
+            help="Mean time between failures of one GPU, in hours or such as 32d (default: "
+            f"{GPU_MTBF_HOURS:,.0f} hours, as in Llama 3's training); 64 GPUs fail 64 times as often: 768, or 32d, is "
+            "one failure in 12 hours.",
         ),
     ] = None,
     store_bandwidth: Annotated[

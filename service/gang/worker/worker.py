@@ -328,6 +328,9 @@ class Worker:
             os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] = "0"  # and reporting a GPU's failure this worker's
             # Ranks wait for collectives, not for the work that hides them.
             os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+            # The savers' group, of all ranks, by gloo: otherwise each would connect to all others, and read from the
+            # store as many addresses of each of them.
+            os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
             self._transport.ask()
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
