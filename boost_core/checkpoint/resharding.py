@@ -35,7 +35,7 @@ from torch.futures import Future
 
 from boost_core.checkpoint.folder import INDEX, CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable, Manifest, StoredFile
-from boost_core.checkpoint.shards import Chunk, TensorMissing, first_cause, in_words, of_all_ranks
+from boost_core.checkpoint.shards import Chunk, TensorMissing, first_cause, in_words, of_all_ranks, on_first_rank
 from boost_core.config.storage import Unreadable, refuse_irregular
 
 
@@ -143,6 +143,13 @@ class ShardReader(FsspecReader):
             with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "rb") as stream:
                 self.content = stream.read()
         return self.content
+
+    def index_or_failure(self) -> tuple[bytes | None, BaseException | None]:
+        """The index as stored, or why it cannot be read."""
+        try:
+            return self.index_bytes(), None
+        except Exception as error:  # stores raise types of their own
+            return None, error
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The index; torch wraps errors raised here in its own.
@@ -287,24 +294,13 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
     reader = ShardReader(url, manifest.files, _WORTH_READING_WHOLE, **folder.storage_options)
     # The index grows with the ranks that wrote it, so that one reads it and the others are told. Each then knows alone
     # what it has to read, and torch, which would gather all plans on the first rank, is told that it is by itself.
-    index: list[Any] = [None]
-    failure: BaseException | None = None
-    if rank == 0:
-        try:
-            index[0] = reader.index_bytes()
-        except Exception as error:  # stores raise types of their own
-            failure = error
-    dist.broadcast_object_list(index)
-    if index[0] is not None:
-        reader.content = index[0]
+    reader.content, failure = on_first_rank(reader.index_or_failure)
+    if failure is None:
         try:
             load({}, storage_reader=reader, planner=LoadChunks(chunks), no_dist=True)
         except CheckpointException as wrapped:  # not a subclass of Exception
             failure, _ = next(iter(wrapped.failures.values()))
-    of_ranks: list[BaseException | None] = [None] * ranks
-    dist.all_gather_object(of_ranks, failure)
-    causes = {number: cause for number, cause in enumerate(of_ranks) if cause is not None}
-    if causes:
+    if causes := dict(of_all_ranks([] if failure is None else [(rank, failure)])):
         first, cause = next(iter(causes.items()))
         stored = [each for each in causes.values() if isinstance(each, OSError)]
         unread = [each for each in stored if not isinstance(each, FileNotFoundError)]

@@ -329,10 +329,10 @@ def in_words(error: BaseException) -> str:
     return str(error) if isinstance(error, StoreRefused) else f"{type(error).__name__}: {error}"
 
 
-def of_all_ranks(texts: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:
-    """Gather what all ranks say, in their order; all call this."""
-    gathered: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(gathered, list(texts), group=ranks)
+def of_all_ranks(items: Iterable[Result], ranks: dist.ProcessGroup | None = None) -> list[Result]:
+    """Gather what all ranks have, in their order; all call this."""
+    gathered: list[list[Result]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(gathered, list(items), group=ranks)
     return [each for of_rank in gathered for each in of_rank]
 
 

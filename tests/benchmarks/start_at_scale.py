@@ -52,7 +52,7 @@ GLOO_RANKS = (24, 48, 96)
 HEADER = ["phase", *(f"{ranks:,} ranks" for ranks in RANKS), "grows with"]
 
 
-class CountedStore(MemoryFileSystem):
+class CountedStore(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Objects in memory; counts what a client of S3 would send."""
 
     protocol = "counted"

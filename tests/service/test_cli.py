@@ -418,3 +418,16 @@ def test_a_reader_that_goes_ends_the_program_as_others(tmp_path: Path, options: 
         assert boost.stdout and boost.stderr
         boost.stdout.close()
         assert (boost.wait(), boost.stderr.read()) == (141, "")
+
+
+@pytest.mark.parametrize(("given", "each"), [("768", "32 days"), ("32d", "32 days"), ("12h", "12 h")])
+def test_the_time_between_failures_is_hours_or_a_span(boost, tmp_path: Path, given: str, each: str) -> None:
+    planned = boost("plan", job_file(tmp_path, GOOD), "--mtbf", given)
+    assert f"if each has one in {each};" in planned.stdout
+
+
+def test_a_time_between_failures_that_is_none_is_refused(boost, tmp_path: Path) -> None:
+    for given in ("12x", "0", "-3h", "1e13"):
+        refused = boost("plan", job_file(tmp_path, GOOD), "--mtbf", given)
+        assert refused.exit_code == 2
+        assert "give hours, or a span such as 12h or 30d" in refused.output.replace("\n", " ")
