@@ -337,10 +337,10 @@ def test_a_store_that_is_away_is_no_fault_of_the_service(http: httpx.Client, sto
 def test_a_defect_of_the_service_is_not_taken_for_the_stores(
     http: httpx.Client, saved: JobRecord, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def defect(*_: object) -> None:
+    def defect(*_: object, **__: object) -> None:
         raise TypeError("a defect")
 
-    monkeypatch.setattr("service.api.routes.checkpoints._facts", defect)
+    monkeypatch.setattr("service.models.jobs.Checkpoint.of", defect)
     assert code(http.get(f"/jobs/{saved.id}/checkpoints{path}")) == (500, "internal-error")
 
 
