@@ -123,7 +123,7 @@ class ShardReader(FsspecReader):
         storage_options: Options for accessing the folder.
 
     Attributes:
-        content: The index as stored, if it has been read or given; it is as long as all ranks that wrote have parts.
+        content: The index as stored, once it has been read or set; it grows with the number of ranks that wrote it.
         verified: Names of the files that were read whole and match what was written.
     """
 
@@ -292,8 +292,8 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
     """
     url, rank, ranks = folder.step_url(manifest.step), dist.get_rank(), dist.get_world_size()
     reader = ShardReader(url, manifest.files, _WORTH_READING_WHOLE, **folder.storage_options)
-    # The index grows with the ranks that wrote it, so that one reads it and the others are told. Each then knows alone
-    # what it has to read, and torch, which would gather all plans on the first rank, is told that it is by itself.
+    # The index grows with the number of ranks that wrote it, so one rank reads it and broadcasts it. With it, each rank
+    # plans its own reads: no_dist keeps torch from gathering all plans on the first rank.
     reader.content, failure = on_first_rank(reader.index_or_failure)
     if failure is None:
         try:
@@ -301,20 +301,19 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
         except CheckpointException as wrapped:  # not a subclass of Exception
             failure, _ = next(iter(wrapped.failures.values()))
     if causes := dict(of_all_ranks([] if failure is None else [(rank, failure)])):
-        first, cause = next(iter(causes.items()))
-        stored = [each for each in causes.values() if isinstance(each, OSError)]
-        unread = [each for each in stored if not isinstance(each, FileNotFoundError)]
+        errors = causes.values()
+        unread = [each for each in errors if isinstance(each, OSError) and not isinstance(each, FileNotFoundError)]
         if unread and not folder.is_local:  # a disk's is damage
             raise CheckpointUnreadable(in_words(unread[0])) from failure
         if problems := _problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)):
             raise CheckpointDamaged("; ".join(problems)) from failure
-        for missing in causes.values():
-            if isinstance(missing, TensorMissing):
+        for cause in errors:
+            if isinstance(cause, TensorMissing):
                 raise ValueError(
-                    f"the checkpoint at {url} has no tensor {missing}; if another optimizer.kind wrote it, use that, "
-                    "or start from its weights alone: checkpoint.weights_from"
+                    f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
+                    "start from its weights alone: checkpoint.weights_from"
                 ) from failure
-        raise CheckpointUnreadable(f"{url}: rank {first}: {in_words(cause)}") from failure
+        raise CheckpointUnreadable(f"{url}: rank {min(causes)}: {in_words(causes[min(causes)])}") from failure
     unverified = sorted(manifest.files.keys() - set(of_all_ranks(reader.verified)))
     if problems := _problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])):
         raise CheckpointDamaged("; ".join(problems))

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         to=sys.stderr,
     )
     if not index.tokens("validation"):
-        print_lines("nothing is for validation, so no job can evaluate on it: raise --validation", to=sys.stderr)
+        print_lines("no tokens are kept for validation; raise --validation", to=sys.stderr)
     if index.skipped:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
         print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)

@@ -85,20 +85,26 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
     return patch
 
 
-def hours(text: str | float) -> float:
+def _span(text: str) -> timedelta | None:
+    """A span such as ``10m``; ``None`` if the text is none."""
+    match = _SPAN.fullmatch(text)
+    return match and timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def hours(text: str) -> float:
     """Parse a number of hours, or a span such as ``12h`` or ``30d``, as hours.
 
     Raises:
         BadParameter: The text is neither, or beyond what a plan takes.
     """
     try:
-        span = _SPAN.fullmatch(str(text))
-        value = timedelta(**{_UNITS[span[2]]: int(span[1])}) / timedelta(hours=1) if span else float(text)
+        span = _span(text)
+        value = float(text) if span is None else span / timedelta(hours=1)
     except ValueError:
         value = 0.0
     if not 1e-3 <= value <= 1e12:
         raise typer.BadParameter(
-            f"{text!r} is no time from 0.001 to 1e12 hours; give hours, or a span such as 12h or 30d"
+            f"{text!r} is not a time of 0.001 to 1e12 hours; give hours, or a span such as 12h or 30d"
         )
     return value
 
@@ -113,8 +119,8 @@ def moment(text: str, *, in_future: bool) -> datetime:
     Raises:
         BadInput: The text is neither, or the time is not in the future.
     """
-    if match := _SPAN.fullmatch(text):
-        span = (1 if in_future else -1) * timedelta(**{_UNITS[match[2]]: int(match[1])})
+    if (length := _span(text)) is not None:
+        span = length if in_future else -length
         try:
             result = datetime.now(UTC) + span
         except OverflowError:

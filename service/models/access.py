@@ -62,7 +62,7 @@ class KeyList(BaseModel):
     keys: list[Key] = Field(description="Newest first.")
 
 
-# Names of requests in the audit log. They never change.
+# The requests that the audit log records, and their names there, which never change.
 ACTIONS = {
     ("POST", "/v1/jobs"): "job.submit",
     ("PATCH", "/v1/jobs/{job_id}"): "job.change",

@@ -63,7 +63,8 @@ class Value:
     Attributes:
         name: Name in Prometheus; names ending in ``_total`` are counters, all others gauges.
         help: Help text.
-        read: Reads the value, ``None`` if there is none yet; or the path of a field of a report, as ``progress.loss``.
+        read: A function that returns the value, or ``None`` while there is none; or the path of a field in a report,
+            such as ``progress.loss``.
     """
 
     name: str

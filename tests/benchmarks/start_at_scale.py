@@ -207,8 +207,8 @@ def meet(ranks: int) -> float:
     return seconds
 
 
-def gloo(ranks: int, lazily: bool) -> tuple[int, int, float]:
-    """Sockets of a rank in a group of gloo, bytes that it reads from the store, and CPU seconds of a rank."""
+def gloo(ranks: int, lazily: bool) -> tuple[int, int]:
+    """Sockets of a rank in a group of gloo, and bytes that it reads from the store."""
     with patch.dict(os.environ, {"TORCH_GLOO_LAZY_INIT": str(int(lazily))}):
         store, groups = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), {}
 
@@ -216,15 +216,14 @@ def gloo(ranks: int, lazily: bool) -> tuple[int, int, float]:
             own = TCPStore("127.0.0.1", store.port)
             groups[rank] = own, ProcessGroupGloo(PrefixStore("group", own), rank, ranks, timedelta(seconds=120))
 
-        before, began = psutil.Process().num_fds(), time.process_time()
+        before = psutil.Process().num_fds()
         threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        worked = (time.process_time() - began) / ranks
         values = sum(len(store.get(key)) for key in store.list_keys())
-        return (psutil.Process().num_fds() - before) // ranks, values, worked
+        return (psutil.Process().num_fds() - before) // ranks, values
 
 
 def mesh(ranks: int) -> float:
@@ -274,7 +273,7 @@ def main() -> None:
     write_table(FIGURES / "start_at_scale.md", HEADER, rows)
 
 
-def _gloo_row(of: list[tuple[int, int, float]], lazily: bool) -> list[str]:
+def _gloo_row(of: list[tuple[int, int]], lazily: bool) -> list[str]:
     """What was measured of small groups, continued to large ones as it grows: sockets and bytes by a line."""
     (small, large), between = (of[0], of[-1]), GLOO_RANKS[-1] - GLOO_RANKS[0]
     sockets = (large[0] - small[0]) / between

@@ -492,7 +492,7 @@ def watch(
     printed: dict[str, tuple[JobState, str | None, float]] = {}
     jobs: list[JobRecord] = []
     curves: dict[str, Curve] = {}
-    ask(url, lambda client: client.list(limit=1))  # fail at once if the service was never reachable)
+    ask(url, lambda client: client.list(limit=1))  # fail at once if the service was never reachable
     with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
         try:
             with live or nullcontext():
