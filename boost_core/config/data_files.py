@@ -238,7 +238,7 @@ class UnfitData(UnfitField):
 def check_data(
     data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None,
     new: bool = True,
-) -> None:  # fmt: skip
+) -> dict[str, TokenIndex]:  # fmt: skip
     """Refuse data that a job could not train on.
 
     Args:
@@ -247,6 +247,9 @@ def check_data(
         sequence_length: Tokens per sequence.
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
         new: Whether the job has not been accepted yet. One that was may read files by another kind than their names'.
+
+    Returns:
+        The index of each folder of tokens, by its path.
 
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
@@ -299,6 +302,7 @@ def check_data(
             _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
         except ValueError as error:
             raise UnfitData("data.tokenizer", str(error)) from error
+    return indices
 
 
 def _check_tokens(
