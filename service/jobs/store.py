@@ -520,7 +520,7 @@ class JobStore:
 
         Raises:
             JobNotFound: There is no such job.
-            WrongState: The job is not RUNNING.
+            WrongState: The job is not RUNNING, or too many wait to be given to its gang.
             IdempotencyKeyReused: The request's key came with another one before.
             pydantic.ValidationError: The gang has no such rank.
         """
