@@ -459,7 +459,7 @@ class Profile:
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
         """Return the profile to expect from a data sheet."""
-        precision = "bf16" if precision == "fp8" else precision
+        precision = computed_in(precision)
         peak = device.tflops[precision] * 1e12
         products, attention = device.shares.products, device.shares.attention
         launching, by_length = _CALLS_OF_A_BLOCK * _CALL_SECONDS, device.shares.cudnn
@@ -809,8 +809,7 @@ class MeasuredProfile(Config):
         device = device_named(self.device)
         host_bandwidth = self.host_bandwidth
         if host_bandwidth is None:
-            known = None if device is None else LINK_EFFICIENCY * device.host_bandwidth
-            host_bandwidth = otherwise.profile.host_bandwidth if known is None else known
+            host_bandwidth = LINK_EFFICIENCY * device.host_bandwidth if device else otherwise.profile.host_bandwidth
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
