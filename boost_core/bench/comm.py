@@ -63,10 +63,7 @@ def levels(device: torch.device) -> list[Level]:
     nodes = size // local
     inside, _ = dist.new_subgroups(local)  # type: ignore[no-untyped-call]
     across, _ = dist.new_subgroups_by_enumeration([list(range(each, size, local)) for each in range(local)])  # type: ignore[no-untyped-call]
-    both = [
-        Level("node", inside, local, nodes, rank < local),
-        Level("between nodes", across, nodes, local, place == 0),
-    ]
+    both = [Level("node", inside, local, nodes, rank < local), Level("between nodes", across, nodes, local, place == 0)]
     return [level for level in both if level.ranks > 1]
 
 
@@ -85,8 +82,7 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
     sizes, medians, rows = [], [], []
     where = "" if level.name == "node" else f", {level.name}"
     among = f"among {level.ranks} ranks ({dist.get_backend()}){where}"
-    size = 1 << 10
-    while size <= largest_bytes:
+    for size in _sizes(largest_bytes):
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         for name in _OPERATIONS:
             call = partial(_run, payload, level.group, operation=name)
@@ -101,11 +97,15 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
                 if level.groups > 1:
                     alone = _seconds(call if level.first else lambda: None, device, repeats)
                     rows.append(Row.spread("comm", f"{case}, one group alone", "time", "s", Spread.of(alone)))
-        size *= 4
     link, case = fit(level.ranks, sizes, medians), f"all-reduce {among}"
     rows.append(Row.single("comm", case, "fitted α", "s", link.base_seconds))
     rows.append(Row.single("comm", case, "fitted β", "bytes/s", link.bytes_per_second))
     return link, rows
+
+
+def _sizes(largest_bytes: int) -> list[int]:
+    """Payloads from 1 KiB on, each four times the one before."""
+    return [1 << power for power in range(10, largest_bytes.bit_length(), 2)]
 
 
 _OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
@@ -182,11 +182,9 @@ def symmetric_rows(
             memory.start(payload).wait()
 
         ways[name] = summed
-    sizes, rows, longest = [], [], {name: list[float]() for name in ways}
-    size = 1 << 10
-    while size <= largest_bytes:
+    sizes, rows, longest = _sizes(largest_bytes), [], {name: list[float]() for name in ways}
+    for size in sizes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        sizes.append(size)
         for name, way in ways.items():
             seconds = _seconds(partial(way, payload), device, repeats)
             median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
@@ -194,7 +192,6 @@ def symmetric_rows(
             longest[name].append(median.item())
             case = f"all-reduce of {size} bytes among {ranks} ranks (by {name})"
             rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
-        size *= 4
     return faster_up_to(sizes, *longest.values()), rows
 
 

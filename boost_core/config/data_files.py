@@ -443,10 +443,7 @@ def split_source(
     Raises:
         ValueError: A path names no file, or either part has too little text for one sequence.
     """
-    if source.kind == "standard_library":
-        split = _standard_library_split(validation_fraction)
-    else:
-        split = _split(list_files(source, storage_options), validation_fraction)
+    split = _split(list_files(source, storage_options), validation_fraction)
     if split.text_bytes is not None and source.kind not in _IN_COLUMNS:  # otherwise the trainer counts
         training, validation = split.text_bytes
         if split.lone_file:
@@ -455,11 +452,6 @@ def split_source(
         refuse_too_little("training", training, "bytes", sequence_length)
         refuse_too_little("validation", validation, "bytes", sequence_length)
     return split
-
-
-@functools.lru_cache(maxsize=16)  # people use few different fractions
-def _standard_library_split(validation_fraction: float) -> SourceSplit:
-    return _split(_standard_library_files(), validation_fraction)
 
 
 def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:

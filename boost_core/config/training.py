@@ -271,7 +271,7 @@ class QualityFilter(Config):
     measure: Measure = Field(
         description="characters or words: their number; word_length: mean characters per word; symbols: hashes and "
         "ellipses per word; letters: share of words that contain a letter; repeated_lines: share of the text's "
-        "characters in lines that repeat earlier ones.",
+        "characters in lines that repeat earlier ones."
     )
     min: Bound | None = Field(None, description="Smallest value kept; null: no bound.")
     max: Bound | None = Field(None, validate_default=True, description="Largest value kept; null: no bound.")
@@ -386,11 +386,7 @@ class TrainingConfig(Config):
         "which are then as many as it takes.",
     )
     steps: int = Field(
-        None,
-        ge=1,
-        le=100_000_000,
-        validate_default=True,
-        description="Optimizer steps; or give tokens.",
+        None, ge=1, le=100_000_000, validate_default=True, description="Optimizer steps; or give tokens."
     )
     micro_batch_size: Count = Field(16, description="Sequences per micro-batch on a rank.")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
@@ -413,8 +409,7 @@ class TrainingConfig(Config):
         "gradients but not to reported losses.",
     )
     attention: SparseAttentionConfig | None = Field(
-        None,
-        description="Sparse attention in training; validation and samples use dense attention. Default: dense.",
+        None, description="Sparse attention in training; validation and samples use dense attention. Default: dense."
     )
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."

@@ -264,25 +264,6 @@ class StateSlice:
     tensor: torch.Tensor
 
 
-@dataclass(frozen=True)
-class StatePart:
-    """A part of a group's state, flat and on the device.
-
-    Attributes:
-        master: The weights in fp32.
-        gradient: Their reduced gradients.
-        first_moment: Running mean of the gradients.
-        second_moment: Running mean of their squares.
-        weight: The weights in the compute type; ``None`` where the masters are the weights.
-    """
-
-    master: torch.Tensor
-    gradient: torch.Tensor
-    first_moment: torch.Tensor
-    second_moment: torch.Tensor
-    weight: torch.Tensor | None
-
-
 class ParamGroup:
     """One group.
 
@@ -352,13 +333,13 @@ class ParamGroup:
         self._resident, self._staging = end - offloaded, staging
         computed_with = compute_type == precise and not self.sharded  # the masters themselves
         separate = self.sharded or (offloaded > 0 and not computed_with)
-        self.master = self._own_of(full, 0, self._resident, precise) if separate else full
+        self.master = self._own_of(full, self._resident, precise) if separate else full
         self.own_gradient = full.new_zeros(end) if self._gradient is None or self.sharded else self._gradient
         self.first_moment = full.new_zeros(self._resident)
         self.second_moment = full.new_zeros(self._resident if kind.moments == 2 else 0)
         self.own_weight = None
         if compute_type != precise:
-            self.own_weight = self._own_of(full, 0, end, compute_type) if self.sharded else self._weight
+            self.own_weight = self._own_of(full, end, compute_type) if self.sharded else self._weight
         self.tier: HostTier | None = None
         if offloaded:
             moments = ("first_moment", "second_moment")[: kind.moments]
@@ -377,9 +358,9 @@ class ParamGroup:
             if low < high:
                 yield slice(low + ahead, high + ahead), slice(low, high)
 
-    def _own_of(self, full: torch.Tensor, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        own = full.new_empty(end - begin, dtype=dtype)
-        self._fill(own, full, begin)
+    def _own_of(self, full: torch.Tensor, end: int, dtype: torch.dtype) -> torch.Tensor:
+        own = full.new_empty(end, dtype=dtype)
+        self._fill(own, full, 0)
         return own
 
     def _fill(self, own: torch.Tensor, full: torch.Tensor, begin: int) -> None:
@@ -393,10 +374,14 @@ class ParamGroup:
             raise AssertionError("what the host has of the state needs buffers on the device")
         return self._staging
 
-    def parts(self) -> Iterator[StatePart]:
-        """Yield this replica's state part by part; each is to be updated before the next is requested."""
+    def parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Yield this replica's state part by part, flat and on the device; update each before requesting the next.
+
+        A part is masters, their reduced gradients, the running means of these and of their squares, and the weights in
+        the compute type, ``None`` where the masters are the weights.
+        """
         for here, place, (master, first, second) in self._through("master", "first_moment", "second_moment"):
-            yield StatePart(master, self.own_gradient[place], first, second, self._weight_of(here, place))
+            yield master, self.own_gradient[place], first, second, self._weight_of(here, place)
 
     @contextmanager
     def on_device(self, name: str, *quantities: str) -> Iterator[list[torch.Tensor]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from statistics import median_low
 from typing import Any, Protocol, cast
@@ -263,11 +264,9 @@ class Communicator:
         if symmetric is not None and symmetric.takes(tensor):
             entry = Entry("symmetric_all_reduce", self._dimension, purpose)
             return self._ledger.start(entry, tensor, lambda: symmetric.start(tensor, epilogue))
-        return self._ledger.start(
-            Entry("all_reduce", self._dimension, purpose),
-            tensor,
-            lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
-        )
+        entry = Entry("all_reduce", self._dimension, purpose)
+        launch = partial(dist.all_reduce, tensor, operation, group=self._group, async_op=True)
+        return self._ledger.start(entry, tensor, launch)
 
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""
@@ -313,11 +312,8 @@ class Communicator:
             purpose: The purpose, for the ledger.
         """
         comes, goes = map(list, rows)
-        return self._ledger.start(
-            Entry("all_to_all", self._dimension, purpose),
-            payload,
-            lambda: dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True),
-        )
+        launch = partial(dist.all_to_all_single, received, payload, comes, goes, self._group, async_op=True)
+        return self._ledger.start(Entry("all_to_all", self._dimension, purpose), payload, launch)
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""
@@ -335,11 +331,8 @@ class Communicator:
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
     ) -> Pending:
-        return self._ledger.start(
-            Entry(kind, self._dimension, purpose),
-            payload,
-            lambda: collective(out, payload, group=self._group, async_op=True),
-        )
+        launch = partial(collective, out, payload, group=self._group, async_op=True)
+        return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
 
 
 # The clock of a step: how its time is divided among its parts.

@@ -250,12 +250,7 @@ class RecallWatch:
 logger = logging.getLogger(__name__)
 
 
-def train(
-    spec: JobSpec,
-    reporter: Reporter,
-    membership: Membership | None = None,
-    basis: Basis = NOMINAL,
-) -> Outcome:
+def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = None, basis: Basis = NOMINAL) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
     It continues from the state in memory that it is given. Otherwise it resumes from the newest committed checkpoint of
