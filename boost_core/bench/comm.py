@@ -7,7 +7,6 @@ group alone.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +16,14 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from boost_core.bench.results import Row, Spread, synchronize
+from boost_core.bench.results import Row, Spread, wall_seconds
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import Link
 from boost_core.parallel.symmetric_memory import SymmetricMemory, connect
 from boost_core.plan.machine import MeasuredLink
 from boost_core.plan.throughput import fit
 
-_WARM_CALLS = 3
+_seconds = partial(wall_seconds, warm_calls=3, before=dist.barrier)  # all ranks start together
 _HIDDEN_BYTES = 16 << 20  # payload of the all-reduce that a product may hide
 
 
@@ -219,16 +218,3 @@ def faster_up_to(
 def hidden_share(one: float, other: float, both: float) -> float:
     """Return the share of the shorter of two times that is saved when both run at once: from 0 to 1."""
     return min(1.0, max(0.0, (one + other - both) / min(one, other)))
-
-
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Return the wall time of each call, starting when all ranks are ready."""
-    seconds = []
-    for _ in range(_WARM_CALLS + repeats):
-        dist.barrier()
-        synchronize(device)
-        started = time.perf_counter()
-        call()
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return seconds[_WARM_CALLS:]

@@ -50,12 +50,9 @@ from boost_core.config.storage import StorageOptions, Unreadable, literal, optio
 
 
 def prunable(
-    steps: Sequence[int],
-    keep_last: int | None,
-    keep_every: int | None,
-    pinned: Collection[int] = (),
+    steps: Sequence[int], keep_last: int | None, keep_every: int | None, pinned: Collection[int] = (),
     damaged: Collection[int] = (),
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Steps whose checkpoints may be removed, ascending.
 
     Args:

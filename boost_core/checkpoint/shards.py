@@ -266,11 +266,9 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
 
 
 def on_first_rank(
-    action: Callable[[], Result],
-    ranks: dist.ProcessGroup | None = None,
-    failure: type[OSError] = SaveFailed,
+    action: Callable[[], Result], ranks: dist.ProcessGroup | None = None, failure: type[OSError] = SaveFailed,
     as_they_are: tuple[type[Exception], ...] = (),
-) -> Result:
+) -> Result:  # fmt: skip
     """Do something on the first rank only; all ranks call this and get its result.
 
     Args:

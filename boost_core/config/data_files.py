@@ -302,13 +302,9 @@ def check_data(
 
 
 def _check_tokens(
-    source: SourceConfig,
-    parts: Sequence[Part],
-    indices: dict[str, TokenIndex],
-    vocab_size: int,
-    sequence_length: int,
+    source: SourceConfig, parts: Sequence[Part], indices: dict[str, TokenIndex], vocab_size: int, sequence_length: int,
     storage_options: StorageOptions | None,
-) -> None:
+) -> None:  # fmt: skip
     """Check folders of tokens, and that they and those of ``indices``, which they are added to, have one tokenizer."""
     for path in dict.fromkeys(source.paths):
         index = indices[path] = indices.get(path) or read_index(path, storage_options)

@@ -29,6 +29,7 @@ from boost_core.config.base import (
     Location,
     Moment,
     ResourceName,
+    Share,
     counted,
     raise_problems,
     read_yaml,
@@ -150,7 +151,7 @@ class SteeredOptimizer(Config):
     schedule: Schedule
     decay_steps: Count | None = None
     warmup_steps: int = Field(ge=0)
-    final_learning_rate_ratio: float = Field(ge=0, le=1)
+    final_learning_rate_ratio: Share
 
 
 class SteeredCheckpoint(Config):

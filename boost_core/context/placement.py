@@ -11,7 +11,6 @@ from functools import cached_property, partial, reduce
 from heapq import heapify, heappop, heappush, nlargest, nsmallest
 from itertools import accumulate
 from operator import or_
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -376,18 +375,16 @@ def heap(window: Window, ranks: int) -> Placement:
     return placement
 
 
-PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = MappingProxyType(
-    {
-        # Neighbours together: sends least, but the rank with the end of a long document has most to compute.
-        "contiguous": lambda window, ranks: [chunk * ranks // window.chunks for chunk in range(window.chunks)],
-        "zigzag": zigzag,
-        # Round robin, as MTraining does for attention along diagonals.
-        "striped": lambda window, ranks: [chunk % ranks for chunk in range(window.chunks)],
-        "heap": heap,
-        "near": locality_placement,
-        "loose": partial(locality_placement, even=LOOSE),
-    }
-)
+PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = {
+    # Neighbours together: sends least, but the rank with the end of a long document has most to compute.
+    "contiguous": lambda window, ranks: [chunk * ranks // window.chunks for chunk in range(window.chunks)],
+    "zigzag": zigzag,
+    # Round robin, as MTraining does for attention along diagonals.
+    "striped": lambda window, ranks: [chunk % ranks for chunk in range(window.chunks)],
+    "heap": heap,
+    "near": locality_placement,
+    "loose": partial(locality_placement, even=LOOSE),
+}
 
 
 # Attention task offloading: the attention of each chunk is computed where its tokens are, or moved away from ranks with

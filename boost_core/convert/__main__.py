@@ -91,14 +91,9 @@ def export(options: argparse.Namespace) -> None:
     with damage_named(folder, step):
         if options.nanotron is None:
             known = json.loads(options.known.read_bytes()) if options.known else {}
-            how = Export(
-                DTYPES[options.dtype],
-                options.max_shard_size,
-                options.merge,
-                options.tokenizer,
-                known.get("losses", {}),
-                known.get("scores", {}),
-            )
+            losses, scores = known.get("losses", {}), known.get("scores", {})
+            dtype, size = DTYPES[options.dtype], options.max_shard_size
+            how = Export(dtype, size, options.merge, options.tokenizer, losses, scores)
             destination, hub = Destination(options.model), Hub(options.push) if options.push else None
             export_model(folder, step, destination, how, hub)
         else:

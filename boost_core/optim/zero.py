@@ -37,23 +37,6 @@ BLOCK = 64  # elements; matrix products and 16-byte accesses need each tensor to
 Offsets = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class FlatSlice:
-    """A box of one tensor whose elements are contiguous.
-
-    Attributes:
-        name: The tensor's name.
-        offsets: Where it begins in the tensor.
-        sizes: Its shape.
-        begin: Where it begins in the flat tensor.
-    """
-
-    name: str
-    offsets: Offsets
-    sizes: Offsets
-    begin: int
-
-
 class FlatLayout:
     """Positions of tensors of given shapes in one flat tensor.
 
@@ -80,12 +63,15 @@ class FlatLayout:
         """Return each tensor as a view of ``flat``."""
         return {name: flat[slice(*self.ranges[name])].view(shape) for name, shape in self.shapes.items()}
 
-    def boxes_within(self, begin: int, end: int) -> Iterator[FlatSlice]:
-        """Yield everything between two positions, padding left out."""
+    def boxes_within(self, begin: int, end: int) -> Iterator[tuple[str, Offsets, Offsets, int]]:
+        """Yield everything between two positions as boxes whose elements are contiguous, padding left out.
+
+        A box is its tensor's name, where it begins in the tensor, its shape, and where it begins in the flat tensor.
+        """
         for name, (first, last) in self.ranges.items():
             low, high = max(begin, first), min(end, last)
             for offsets, sizes in boxes(self.shapes[name], low - first, high - first):
-                yield FlatSlice(name, offsets, sizes, low)
+                yield name, offsets, sizes, low
                 low += prod(sizes)
 
 
@@ -130,19 +116,6 @@ def host_zeros(number: int, elements: int, dtype: torch.dtype, device: torch.dev
         return [torch.zeros(elements, dtype=dtype) for _ in range(number)]
     like = torch.empty(elements, dtype=dtype, device="meta")
     return [tensor.zero_() for tensor in page_locked_like([like] * number)]
-
-
-@dataclass(frozen=True)
-class HostTier:
-    """The tail of one group's flat state, which is in the host's memory.
-
-    Attributes:
-        begin: Where it begins in the group's state.
-        state: Its quantities by name.
-    """
-
-    begin: int
-    state: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -340,14 +313,14 @@ class ParamGroup:
         self.own_weight = None
         if compute_type != precise:
             self.own_weight = self._own_of(full, end, compute_type) if self.sharded else self._weight
-        self.tier: HostTier | None = None
+        self.tier: dict[str, torch.Tensor] = {}  # of the state, by quantity: what is on the host, behind the rest
         if offloaded:
             moments = ("first_moment", "second_moment")[: kind.moments]
             names = moments if computed_with else ("master", *moments)
             tensors = host_zeros(len(names), offloaded, precise, device)
-            self.tier = HostTier(self._resident, dict(zip(names, tensors, strict=True)))
+            self.tier = dict(zip(names, tensors, strict=True))
             if not computed_with:
-                self._fill(self.tier.state["master"], full, self._resident)
+                self._fill(self.tier["master"], full, self._resident)
             largest = max(last - first for first, last in self._layout.ranges.values())
             self._buffers.reserve(staged_elements(kind, offloaded, len(names), largest))
 
@@ -405,10 +378,10 @@ class ParamGroup:
         """Set all moments to zero."""
         for moment in (self.first_moment, self.second_moment):
             moment.zero_()
-        if self.tier is not None:
+        if self.tier:
             self._buffers.wait()
-            for name in self.tier.state.keys() - {"master"}:
-                self.tier.state[name].zero_()
+            for name in self.tier.keys() - {"master"}:
+                self.tier[name].zero_()
 
     def _through(self, *quantities: str, store: bool = True) -> Iterator[tuple[slice, slice, list[torch.Tensor]]]:
         """Go through quantities of this replica's state: first those on the device, then the host's, chunk by chunk.
@@ -422,8 +395,8 @@ class ParamGroup:
         """
         parts = [(slice(0), slice(0, self._resident))] if self._resident else []
         chunk = STAGED_CHUNK
-        if self.tier is not None:  # a custom update's buffers are as large as its weights, which may be smaller
-            away = len(self.tier.state.keys() & set(quantities))
+        if self.tier:  # a custom update's buffers are as large as its weights, which may be smaller
+            away = len(self.tier.keys() & set(quantities))
             chunk = min(chunk, self._buffers.elements // max(away, 1) // BLOCK * BLOCK)
         for here, place in self._own_parts(self._resident, len(self.own_gradient)):
             for at in range(0, place.stop - place.start, chunk):
@@ -448,14 +421,14 @@ class ParamGroup:
         return [next(copies) if self._is_away(name, place) else self._where(name, place)[0] for name in quantities]
 
     def _is_away(self, quantity: str, place: slice) -> bool:
-        return self.tier is not None and quantity in self.tier.state and place.stop > self.tier.begin
+        return quantity in self.tier and place.stop > self._resident
 
     def _where(self, quantity: str, place: slice) -> list[torch.Tensor]:
         """Return its parts: the one on the device, and the one on the host."""
         resident: torch.Tensor = getattr(self, quantity)
-        if self.tier is None or not self._is_away(quantity, place):
+        if not self._is_away(quantity, place):
             return [resident[place]]
-        begin, host = self.tier.begin, self.tier.state[quantity]
+        begin, host = self._resident, self.tier[quantity]
         away = host[max(0, place.start - begin) : place.stop - begin]
         return [resident[place.start :], away] if place.start < begin else [away]
 
@@ -578,7 +551,7 @@ class ParamGroup:
         """Give all replicas the updated weights."""
         if not self.sharded:
             return
-        if self.own_weight is None and self.tier is not None:
+        if self.own_weight is None and self.tier:
             for here, place in self._own_parts(0, self._resident):
                 self._weight[here].copy_(self.master[place])
             updated = [self._weight[own] for own in self._own]  # for a gather into the same memory
@@ -602,18 +575,16 @@ class ParamGroup:
 
     def pieces(self) -> Iterator[StateSlice]:
         """Yield this rank's state; the host's part is up to date, and stays so until an update."""
-        if self.tier is not None:
+        if self.tier:
             self._buffers.wait()
         quantities = ("master", "first_moment", "second_moment")[: 1 + self.kind.moments]
         on_host = self._own_parts(self._resident, len(self.own_gradient))
         for here, place in (*self._own_parts(0, self._resident), *on_host):
-            for box in self._layout.boxes_within(here.start, here.stop):
-                begin = place.start + box.begin - here.start
+            for name, offsets, sizes, begin in self._layout.boxes_within(here.start, here.stop):
+                first = place.start + begin - here.start
                 for quantity in quantities:
-                    (flat,) = self._where(quantity, slice(begin, begin + prod(box.sizes)))
-                    yield StateSlice(
-                        box.name, quantity, self._layout.shapes[box.name], box.offsets, flat.view(box.sizes)
-                    )
+                    (flat,) = self._where(quantity, slice(first, first + prod(sizes)))
+                    yield StateSlice(name, quantity, self._layout.shapes[name], offsets, flat.view(sizes))
 
 
 # The global norm of the gradients, and clipping by it.

@@ -139,8 +139,8 @@ class CommunicationLedger:
     @contextmanager
     def recorded(self, timed: bool) -> Iterator["Recording"]:
         """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
-        before, recording = (self._totals, self.unread, self.timed), Recording({}, [])
-        self._totals, self.unread, self.timed = recording.totals, recording.times, timed
+        before, recording = (self._totals, self.unread, self.timed), (dict[Entry, Totals](), list[_Times]())
+        (self._totals, self.unread), self.timed = recording, timed
         try:
             yield recording
         finally:
@@ -148,23 +148,16 @@ class CommunicationLedger:
 
     def replay(self, recording: "Recording") -> None:
         """Count a recording that the device repeats; if it does so without the events, with their newest times."""
-        for entry, totals in recording.totals.items():
+        counted, times = recording
+        for entry, totals in counted.items():
             self._totals[entry] = self._totals.get(entry, Totals()) + totals
-        self.unread += recording.times
+        self.unread += times
 
     def clear(self) -> None:
         """Start from zero."""
         self._totals.clear()
         self.unread.clear()
         self.exposed_seconds.clear()
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Collectives of captured work: their lines, and the events that each replay records again."""
-
-    totals: dict[Entry, Totals]
-    times: list["_Times"]
 
 
 class _OnCpu:
@@ -192,6 +185,9 @@ class _Times:
     started: torch.cuda.Event
     begun: torch.cuda.Event
     resumed: torch.cuda.Event
+
+
+Recording = tuple[dict[Entry, Totals], list[_Times]]  # what a ledger has counted while a graph was captured
 
 
 class _OnCuda:

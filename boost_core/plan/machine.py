@@ -17,7 +17,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from boost_core.config.base import Config, Moment
+from boost_core.config.base import Config, Moment, Share
 from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import (
@@ -727,10 +727,8 @@ class MeasuredLink(Config):
     ranks: int = Field(ge=2, le=65_536)
     base_seconds: Seconds = Field(description="α for this number of ranks.")
     bytes_per_second: Rate = Field(description="β of each rank.")
-    overlap: float = Field(
-        ge=0,
-        le=1,
-        description="Share of the shorter of an all-reduce and a product that is saved if both run concurrently.",
+    overlap: Share = Field(
+        description="Share of the shorter of an all-reduce and a product that is saved if both run concurrently."
     )
     symmetric_memory: SymmetricMemoryConfig | None = Field(
         None, description="Sizes up to which symmetric memory was faster, for parallelism.symmetric_memory."

@@ -376,12 +376,8 @@ class CutPlan:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _RankPlan:
-    """What a rank's blocks keep, ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks."""
-
-    mixes: LeastCostly | None
-    cost: float
+# What a rank's blocks keep, ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks.
+_RankPlan = tuple[LeastCostly | None, float]
 
 
 class Cuts:
@@ -441,8 +437,8 @@ class Cuts:
     def _moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Cuts with one block moved from a stage of the limiting ranks to any other stage."""
         plans = self._rank_plans(sizes)
-        unfit = [rank for rank, plan in enumerate(plans) if plan.mixes is None]
-        for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank].cost):
+        unfit = [rank for rank, (mixes, _) in enumerate(plans) if mixes is None]
+        for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank][1]):
             for source in range(rank, len(sizes), self._size):
                 for target in range(len(sizes)):
                     if sizes[source] > 1 and target != source:
@@ -462,10 +458,10 @@ class Cuts:
 
     def _lacks(self, sizes: Sequence[int]) -> float:
         """Bytes lacking on the ranks that do not fit."""
-        return sum(plan.cost for plan in self._rank_plans(sizes) if plan.mixes is None)
+        return sum(cost for mixes, cost in self._rank_plans(sizes) if mixes is None)
 
     def _plan(self, sizes: Sequence[int]) -> CutPlan | None:
-        mixes = [plan.mixes for plan in self._rank_plans(sizes) if plan.mixes is not None]
+        mixes = [each for each, _ in self._rank_plans(sizes) if each is not None]
         if len(mixes) < self._size:
             return None
         plans = []
@@ -490,9 +486,9 @@ class Cuts:
                     mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
                 if mixes is not None and mixes.least is not None:
                     head = self._step.of_the_head() if rank.ends else 0.0
-                    self._ranks[key] = _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
+                    self._ranks[key] = mixes, self._costs.of(mixes.least, rank.ends) + head
                 else:
                     in_room = [memory.total for memory in by_mode if memory.host <= max(room, by_mode[0].host)]
-                    self._ranks[key] = _RankPlan(None, min(in_room) - self._limit)
+                    self._ranks[key] = None, min(in_room) - self._limit
             plans.append(self._ranks[key])
         return plans

@@ -305,13 +305,9 @@ class Step:
     """
 
     def __init__(
-        self,
-        job: JobSpec,
-        layout: Layout,
-        machine: Machine,
-        order: Sequence[str] = ORDER,
+        self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER,
         modes: Sequence[RecomputeMode] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         shape = job.training.sequence_length, job.model.head_size
         self._profile = machine.profile.attending(attention_kernel(job), *shape)
         self._cluster, self._order = machine.cluster, order

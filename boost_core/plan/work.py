@@ -162,14 +162,9 @@ def pairs_of_token(job: JobSpec) -> float:
 
 @lru_cache(1024)
 def _block_work(
-    model: ModelConfig,
-    parallelism: ParallelismConfig,
-    mode: RecomputeMode,
-    tokens: int,
-    pairs: float,
-    precision: str,
+    model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode, tokens: int, pairs: float, precision: str,
     scored: int,
-) -> Passes:
+) -> Passes:  # fmt: skip
     element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
     products = block_products(model, parallelism, tokens)

@@ -444,12 +444,8 @@ class _Run(_StateKeeper):
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        requests = Requests(
-            self._membership.halt.is_set(),
-            self._membership.store.is_set(),
-            put_off,
-            self._next_steer(before + 1) is not None,
-        )
+        halt, store = self._membership.halt.is_set(), self._membership.store.is_set()
+        requests = Requests(halt, store, put_off, self._next_steer(before + 1) is not None)
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
         comparison = self._comparison
         with comparison.peak.watched if comparison.steps < WATCHED_STEPS else nullcontext():
