@@ -417,9 +417,7 @@ def local_tasks(window: Window, placement: Placement) -> Sequence[Task]:
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
 
 
-def moved_tasks(
-    window: Window, placement: Placement, ranks: int, slack: int = SLACK, most: int | None = None
-) -> Sequence[Task]:
+def moved_tasks(window: Window, placement: Placement, ranks: int, most: int | None = None) -> Sequence[Task]:
     """The same, but some tasks of ranks with more work than others are computed elsewhere.
 
     Repeatedly, the heaviest rank that can hand over a task hands over the one that moves the most excess work to a rank
@@ -429,7 +427,6 @@ def moved_tasks(
         window: The tokens.
         placement: The rank of each chunk.
         ranks: Number of ranks.
-        slack: Percent above the mean at which a rank may end.
         most: Tasks that a rank may hand over, and may take on; ``None`` for any number.
     """
     at = list(placement)
@@ -442,7 +439,7 @@ def moved_tasks(
     mean = window.area // ranks
     while movable_from:
         heaviest = max(movable_from, key=lambda rank: (load[rank], -rank))
-        if 100 * ranks * load[heaviest] <= (100 + slack) * window.area:
+        if 100 * ranks * load[heaviest] <= (100 + SLACK) * window.area:
             break
         takers = [rank for rank in range(ranks) if received[rank] < most and ranks * load[rank] < window.area]
         best, worth = None, 0.0

@@ -215,7 +215,7 @@ class Staging:
             self._outgoing.synchronize()
 
 
-BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
+BUCKET_ELEMENTS = 1 << 25  # at most in a bucket: 128 MiB of fp32 gradients
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,6 @@ class ParamGroup:
         compute_type: What the model computes in.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
-        bucket_elements: Maximum number of elements in a bucket.
         offload: The share of this replica's masters and moments to keep in the host's memory; masters that the
             model computes with stay on the device.
         staging: Where those are updated; needed for a share above 0.
@@ -261,7 +260,7 @@ class ParamGroup:
         first_moment: Running mean of its gradients.
         second_moment: Running mean of their squares; empty where the update does not use it.
         own_weight: Its weights in the compute type; ``None`` where the masters are the weights.
-        tier: The tail on the host; ``None`` if there is none.
+        tier: What the host has of the state, the tail of each quantity; empty if there is none.
         sums: Each weight's sum of gradients; empty where buckets have memory only until they are reduced.
         lends_buckets: Whether they have.
         lent: The sums in buckets that have not been sent.
@@ -269,15 +268,14 @@ class ParamGroup:
 
     def __init__(
         self, kind: ParamKind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Communicator,
-        zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS, offload: float = 0.0,
-        staging: Staging | None = None,
+        zero_stage: int, offload: float = 0.0, staging: Staging | None = None,
     ) -> None:  # fmt: skip
         self.kind, self._replicas = kind, replicas
         self.sharded = zero_stage > 0 and not kind.custom_update and replicas.size > 1
         parts = replicas.size if self.sharded else 1
         self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
         length, unit = self._layout.length, BLOCK * parts
-        size = max(1, bucket_elements // unit) * unit if replicas.size > 1 else length
+        size = max(1, BUCKET_ELEMENTS // unit) * unit if replicas.size > 1 else length
         self.buckets = [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
         # This replica's part of each bucket: where it lies in the whole group, and here, packed without the gaps.
         self._own, self._places, rank, end = [], [], replicas.rank if self.sharded else 0, 0
@@ -313,7 +311,7 @@ class ParamGroup:
         self.own_weight = None
         if compute_type != precise:
             self.own_weight = self._own_of(full, end, compute_type) if self.sharded else self._weight
-        self.tier: dict[str, torch.Tensor] = {}  # of the state, by quantity: what is on the host, behind the rest
+        self.tier: dict[str, torch.Tensor] = {}
         if offloaded:
             moments = ("first_moment", "second_moment")[: kind.moments]
             names = moments if computed_with else ("master", *moments)
