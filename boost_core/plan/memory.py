@@ -549,7 +549,8 @@ class PipelineRank:
         self._host = sum(group.host for group in groups)  # state there
         self._copies = state_copies(job) * sum(group.copy for group in groups)
         self._remote_tasks = saved_task_bytes(job)  # of moved tasks, in a block whose attention is not recomputed
-        self._moments = in_hand(parallelism, self._rank, micro_batches)
+        alone = parallelism.pipeline_parallel_size == 1
+        self._moments = frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches)
         self._may_capture = captures_steps(job)  # if no block is on the host
 
     def _by_itself(self, modes: ModeRuns) -> int:
