@@ -306,13 +306,9 @@ def check_data(
 
 
 def _check_tokens(
-    source: SourceConfig,
-    parts: Sequence[Part],
-    indices: dict[str, TokenIndex],
-    vocab_size: int,
-    sequence_length: int,
+    source: SourceConfig, parts: Sequence[Part], indices: dict[str, TokenIndex], vocab_size: int, sequence_length: int,
     storage_options: StorageOptions | None,
-) -> None:
+) -> None:  # fmt: skip
     """Check folders of tokens, and that they and those of ``indices``, which they are added to, have one tokenizer."""
     for path in dict.fromkeys(source.paths):
         index = indices[path] = indices.get(path) or read_index(path, storage_options)
@@ -447,10 +443,7 @@ def split_source(
     Raises:
         ValueError: A path names no file, or either part has too little text for one sequence.
     """
-    if source.kind == "standard_library":
-        split = _standard_library_split(validation_fraction)
-    else:
-        split = _split(list_files(source, storage_options), validation_fraction)
+    split = _split(list_files(source, storage_options), validation_fraction)
     if split.text_bytes is not None and source.kind not in _IN_COLUMNS:  # otherwise the trainer counts
         training, validation = split.text_bytes
         if split.lone_file:
@@ -459,11 +452,6 @@ def split_source(
         refuse_too_little("training", training, "bytes", sequence_length)
         refuse_too_little("validation", validation, "bytes", sequence_length)
     return split
-
-
-@functools.lru_cache(maxsize=16)  # people use few different fractions
-def _standard_library_split(validation_fraction: float) -> SourceSplit:
-    return _split(_standard_library_files(), validation_fraction)
 
 
 def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:

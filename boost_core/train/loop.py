@@ -251,12 +251,7 @@ class RecallWatch:
 logger = logging.getLogger(__name__)
 
 
-def train(
-    spec: JobSpec,
-    reporter: Reporter,
-    membership: Membership | None = None,
-    basis: Basis = NOMINAL,
-) -> Outcome:
+def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = None, basis: Basis = NOMINAL) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
     It continues from the state in memory that it is given. Otherwise it resumes from the newest committed checkpoint of
@@ -452,12 +447,8 @@ class _Run(_StateKeeper):
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        requests = Requests(
-            self._membership.halt.is_set(),
-            self._membership.store.is_set(),
-            put_off,
-            self._next_steer(before + 1) is not None,
-        )
+        halt, store = self._membership.halt.is_set(), self._membership.store.is_set()
+        requests = Requests(halt, store, put_off, self._next_steer(before + 1) is not None)
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
         comparison = self._comparison
         with comparison.peak.watched if comparison.steps < WATCHED_STEPS else nullcontext():
