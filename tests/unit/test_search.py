@@ -498,6 +498,31 @@ def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp
     assert run({"levels": []}).exit_code == 2
 
 
+def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
+    file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
+    file.write_text(job("tiny", resources={"gpus_per_worker": 0}).model_dump_json())
+    content = network(4, 300, 25).model_dump(mode="json")
+    device = {"name": "mine", "memory_gigabytes": 48, "teraflops": 200, "terabytes_per_second": 1}
+    levels.write_text(json.dumps(content | {"device": device}))
+
+    def run(gpus: str, *more: str) -> Any:
+        return CliRunner().invoke(app, ["plan", str(file), "--gpus", gpus, *more], env={"COLUMNS": "400"})
+
+    assert json.loads(run("8xh100", "--json").stdout)["device_memory_bytes"] == 80e9
+    assert json.loads(run("4xRTX-4090", "--json").stdout)["device_memory_bytes"] == 24e9
+    own = json.loads(run("A100-40G", "--json").stdout)
+    assert [shape["device_memory_bytes"] for shape in own["shapes"]] == [40e9]
+    for gpus, said in (
+        ("8xP40", "GPUs named 'P40' (the nearest: L40, A40, L40S); name one of A10, "),
+        ("P40", "GPUs named 'P40' (the nearest"),
+        ("0xH100", "--gpus 0xH100: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100"),
+        ("64H100", "--gpus 64H100: give a number"),
+    ):
+        refused = run(gpus)
+        assert refused.exit_code == 2 and said in refused.output
+    assert "--cluster describes the GPUs already; leave out H100" in run("8xH100", "--cluster", str(levels)).output
+
+
 def test_a_meshed_node_is_slower_among_two() -> None:
     spec = job("7b", parallelism={"tensor_parallel_size": 2})
     switched = machine(spec)
