@@ -1066,16 +1066,16 @@ def published_run(spec: JobSpec) -> PublishedRun | None:
 
 
 def published_in_words(spec: JobSpec) -> Iterator[str]:
-    """Compare a job's batch, learning rate and steps with the published ones, if these are known."""
+    """Compare a job's learning rate, batch and warm-up with the published ones, if these are known."""
     if published := published_run(spec):
-        training, optimizer = spec.training, spec.optimizer
-        yield (
-            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
-            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
-            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
-            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
-            f"{optimizer.warmup_steps:,} warm up"
-        )
+        training, optimizer, said = spec.training, spec.optimizer, list[str]()
+        for batch, schedule in ((published, published), (training, optimizer)):
+            sequences, length = batch.global_batch_size, batch.sequence_length
+            said.append(
+                f"learning rate {schedule.learning_rate:g} at {sequences * length:,} tokens per step ({sequences:,} "
+                f"sequences of {length:,}), warm-up over {schedule.warmup_steps:,} of {batch.steps:,} steps"
+            )
+        yield f"published for {published.model} ({published.source}): {said[0]}; this job: {said[1]}"
 
 
 def unknown_memory(resources: ResourcesConfig) -> str:

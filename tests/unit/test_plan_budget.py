@@ -207,8 +207,11 @@ def test_recipes_have_the_published_hyperparameters() -> None:
 
 def test_a_job_is_compared_with_what_is_published_for_its_family_and_size() -> None:
     (note,) = [note for note in plan(job()).notes if "published" in note]
-    assert note.startswith("published for CoLA 7B: 512 sequences of 256 per step, learning rate 0.001, 150,000 steps")
-    assert "(arXiv 2502.10940); this job: 64 of 4,096" in note
+    assert note == (
+        "published for CoLA 7B (arXiv 2502.10940): learning rate 0.001 at 131,072 tokens per step (512 sequences of "
+        "256), warm-up over 15,000 of 150,000 steps; this job: learning rate 0.003 at 262,144 tokens per step (64 "
+        "sequences of 4,096), warm-up over 0 of 100 steps"
+    )
     for unpublished in (job("3b"), job(model={"family": "lax"}), job(optimizer={"kind": "muon"})):
         assert plan(unpublished).published is None
     assert {preset for *_, preset in PUBLISHED} <= {preset.name for preset in presets().presets}

@@ -429,7 +429,7 @@ def test_a_search_says_what_is_published_for_the_preset_and_the_jobs_sizes(tmp_p
     file.write_text(spec.model_dump_json())
     shown = CliRunner().invoke(app, ["plan", str(file), "--gpus", "8"], env={"COLUMNS": "200"})
     assert "tokens per step  131,072, 1.31 million in all 10 steps" in shown.stdout
-    assert "published for CoLA 7B: 512 sequences of 256 per step, learning rate 0.001" in shown.stdout
+    assert "published for CoLA 7B (arXiv 2502.10940): learning rate 0.001 at 131,072 tokens per step" in shown.stdout
 
 
 def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
