@@ -195,12 +195,12 @@ def memory_named(name: str) -> int | None:
 
 
 def unknown_device(name: str) -> str:
-    """Say that nothing is known of a device, and which names are nearest to its own."""
+    """Say that nothing is known of a device, which names are nearest to its own, and which are known."""
     names = {each.upper(): each for each in DEVICE_BYTES}
-    nearest = [names[each] for each in get_close_matches(name.upper(), names, n=3, cutoff=0.4)] or list(DEVICE_BYTES)
+    nearest = ", ".join(names[each] for each in get_close_matches(name.upper(), names, n=3, cutoff=0.4))
     return (
-        f"no figures are known of GPUs named {name!r}; name one of {', '.join(nearest)} in resources.accelerator_type, "
-        "or describe it as device in the file of --cluster"
+        f"no figures are known of GPUs named {name!r}{f' (the nearest: {nearest})' if nearest else ''}; name one of "
+        f"{', '.join(DEVICE_BYTES)}, or describe it as device in the file of --cluster"
     )
 
 

@@ -27,7 +27,14 @@ from pydantic import Field, ValidationError, field_validator
 from boost_core.config.base import Config, StoreUnusable, UnfitField
 from boost_core.config.storage import Disk, StorageOptions, Unreadable, info_of, is_local, options_at, read_small
 from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
-from boost_core.config.user_files import ARROW_FILE, MOST_TOKENIZER_BYTES, PARQUET, count_tokens, problems_of_schemas
+from boost_core.config.user_files import (
+    ARROW_FILE,
+    MOST_TOKENIZER_BYTES,
+    PARQUET,
+    count_tokens,
+    no_text_field,
+    problems_of_schemas,
+)
 
 # Checks of files of rows by their ends.
 
@@ -185,7 +192,6 @@ _IN_COLUMNS = ("parquet", "arrow", "dataset")
 HUB = "hf://"
 _BY_URL = attrgetter("url")
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
-_MOST_NAMED = 8
 _MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
@@ -378,12 +384,8 @@ def refuse_damaged(
             first = json.loads(beginning.partition(b"\n")[0])
         except (ValueError, RecursionError):  # whatever it is, the reader says it better
             return
-        if isinstance(first, dict) and not isinstance(first.get(source.text_field), str):
-            there = ", ".join(map(repr, [*first][:_MOST_NAMED])) or "none"
-            raise ValueError(
-                f"{url!r} has no text in the field {source.text_field!r} of its first line, which has the fields "
-                f"{there}; set text_field, or convert it: conversations are trained on as text"
-            )
+        if isinstance(first, dict) and (problem := no_text_field(first, source.text_field)):
+            raise ValueError(f"{url!r}: its first line {problem}")
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:

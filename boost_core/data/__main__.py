@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (OSError, ValueError) as error:
         full = no_room(error, options.folder, "run the same command again")
-        print_lines(f"\n{full or in_lines(error)}", to=sys.stderr)
+        problem = in_lines(error).replace("set text_field", "set --text-field")  # a job or dataset has the field
+        print_lines(f"\n{full or problem}", to=sys.stderr)
         return 2
     print_lines(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
@@ -110,12 +111,18 @@ def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) ->
         return
 
     def texts() -> Iterator[bytes]:
+        good, bad = False, ""
         for file in list_files(source):
             for document in documents(file, source):
                 if not document.problem:
+                    good = True
                     yield document.content
                 elif options.on_error == "fail":
-                    raise ValueError(f"{document}\nfix it, or leave bad documents out with --on-error skip")
+                    raise ValueError(document.refusal())
+                else:
+                    bad = bad or f" that are good: {document}"
+        if not good:
+            raise ValueError(f"there are no documents in {', '.join(source.paths)}{bad}")
 
     print(f"learning {options.train_bpe:,} tokens", file=sys.stderr)
     content = train_bpe(texts(), options.train_bpe)  # before the folder is made

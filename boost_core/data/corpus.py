@@ -273,7 +273,8 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
         for batch in batches(documents(file, source)):
             for document, tokens in encode(batch, tokenizer):
                 if document.problem:
-                    raise ValueError(f"{document}; or tokenize beforehand with: boost data tokenize --on-error skip")
+                    remedy = "; or tokenize beforehand with: boost data tokenize --on-error skip"
+                    raise ValueError(document.refusal(remedy))
                 parts.append(tokens)
                 text_bytes += len(document.content)
     return np.concatenate(parts)[:-1], text_bytes

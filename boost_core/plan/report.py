@@ -511,6 +511,8 @@ def _exchanges(
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
 GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
 _MOST_EXPONENT = 700.0  # of a double
+_ROUND_STEPS = [first * 10**zeros for zeros in range(12) for first in (1, 2, 5)]
+_LITTLE_LESS = 0.005  # of the time: what a practical interval between checkpoints may cost
 _LEAST_WRITES = 2  # times of writing a checkpoint between two that are advised
 _RESTART_SECONDS = 4.1  # from a lost node to the next step, besides loading: docs/figures/recovery.md, on CPUs
 
@@ -552,6 +554,11 @@ class PlannedCheckpoint(Config):
         "waited for all of the copy to the host, and at least twice as long as writing one takes; null where failures "
         "are unknown."
     )
+    practical_every_steps: int | None = Field(
+        None,
+        description="The longest of round numbers above it whose goodput is within 0.5 % of the highest of them; "
+        "best_every_steps if no round number is.",
+    )
 
 
 class LostNode(Config):
@@ -572,6 +579,7 @@ class PlannedGoodput(Config):
     )
     from_checkpoints: float = Field(description="The share if each failure goes back to the newest checkpoint.")
     from_best_checkpoints: float = Field(0, description="The same with checkpoints every best_every_steps.")
+    from_practical_checkpoints: float = Field(0, description="The same with checkpoints every practical_every_steps.")
     lost_seconds_from_memory: float | None = Field(description="Seconds that a failure costs in the former case.")
     lost_seconds_from_checkpoint: float = Field(description="Seconds that a failure costs in the latter case.")
     without_a_node: LostNode | None = Field(
@@ -649,7 +657,7 @@ def planned_run(
 
     # Failures of the whole gang, and what one costs.
     hours = GPU_MTBF_HOURS if conditions.mtbf_hours is None and gpus else conditions.mtbf_hours
-    goodput, best = None, None
+    goodput = best = practical = None
     if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
         best_seconds = _best_interval(copied / machine.profile.host_bandwidth, between)
@@ -661,6 +669,8 @@ def planned_run(
             failing = expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
             return apart / between * exp(-restart / between) / failing
 
+        shares = {each: useful(each) for each in (best, *_ROUND_STEPS) if each == best or best < each < training.steps}
+        practical = max(each for each, share in shares.items() if share >= max(shares.values()) - _LITTLE_LESS)
         apart = max(every, written)
         from_memory = lost = None
         if remembers is not None:
@@ -674,7 +684,8 @@ def planned_run(
             without_failures=1 / (1 + stalled),
             from_memory=from_memory,
             from_checkpoints=useful(saves.every_steps),
-            from_best_checkpoints=useful(best),
+            from_best_checkpoints=shares[best],
+            from_practical_checkpoints=shares[practical],
             lost_seconds_from_memory=lost,
             lost_seconds_from_checkpoint=restart + apart / 2,
             without_a_node=_without_a_node(job, layout, step, machine),
@@ -686,7 +697,7 @@ def planned_run(
         price=price,
         checkpoint=PlannedCheckpoint(
             bytes=size, gigabytes_per_second=rate / 1e9, write_seconds=written, stall_seconds=stall,
-            interval_seconds=every, best_every_steps=best,
+            interval_seconds=every, best_every_steps=best, practical_every_steps=practical,
         ),
         goodput=goodput,
     )  # fmt: skip
@@ -738,25 +749,35 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         return
     rate = f"{rounded(checkpoint.gigabytes_per_second, 2)} GB/s{' (assumed)' if assumed else ''}"
     waits = f"steps wait {duration_in_words(checkpoint.stall_seconds)}" if checkpoint.stall_seconds else "no step waits"
-    every = counted(job.checkpoint.every_steps, "step")
+    steps, every, keep = job.training.steps, counted(job.checkpoint.every_steps, "step"), job.checkpoint.keep_last
     apart, written = duration_in_words(checkpoint.interval_seconds), duration_in_words(checkpoint.write_seconds)
+    only = ", longer than the job, so at its end alone" if job.checkpoint.every_steps > steps else ""
     yield (
-        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}), written in {written} at {rate} while "
-        f"training goes on; {waits} for it"
+        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}{only}), written in {written} at {rate} "
+        f"while training goes on; {waits} for it"
     )
-    if goodput is None or checkpoint.best_every_steps is None:
+    best, practical = checkpoint.best_every_steps, checkpoint.practical_every_steps
+    if goodput is None or best is None or practical is None:
         return
-    ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), checkpoint.best_every_steps
+    ranks, between = counted(layout.world_size, "GPU" if on_gpu else "rank"), 3600 * goodput.hours_between_failures
     apart = "every step" if best == 1 else f"every {best:,} steps"
-    limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
-    between, all_kept = 3600 * goodput.hours_between_failures, ""
-    if job.checkpoint.keep_last is None:
-        room = _in_bytes(ceil(job.training.steps / best) * checkpoint.bytes)
-        all_kept = f"; they would fill {room}, as checkpoint.keep_last is unset and all are kept"
+    if best >= steps:
+        advice = f"one at the end is enough, as the interval that loses least, {best:,} steps, is longer than the job"
+    else:
+        limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
+        advice = f"{apart} ({duration_in_words(best * step)}){limit} would lose least by Daly's formula"
+        if practical > best:
+            advice += f"; every {practical:,} steps ({duration_in_words(practical * step)}) is practical"
+        number = ceil(steps / practical)
+        advice += (
+            f"; {min(number, keep or number):,} then fill {_in_bytes(min(number, keep or number) * checkpoint.bytes)}"
+        )
+        if keep is None:
+            advice += ", as checkpoint.keep_last is unset and all are kept"
     yield (
         f"failures: one in {duration_in_words(between)} on {ranks}, if each has one in "
         f"{duration_in_words(between * layout.world_size)}; {rounded(goodput.failures, 2)} during all "
-        f"steps; checkpoints {apart} ({duration_in_words(best * step)}){limit} would lose least{all_kept}"
+        f"steps; checkpoints: {advice}"
     )
     parts = [f"{goodput.without_failures:.2%} without failures"]
     if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
@@ -764,7 +785,10 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         parts.append(f"{goodput.from_memory:.2%} if the state is in peers' memory after each ({lost} lost)")
     lost = duration_in_words(goodput.lost_seconds_from_checkpoint)
     parts.append(f"{goodput.from_checkpoints:.2%} if each goes back to a checkpoint ({lost} lost)")
-    parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
+    if best < steps:
+        parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
+    if best < practical:
+        parts.append(f"{goodput.from_practical_checkpoints:.2%} with checkpoints every {practical:,}")
     yield f"goodput: {', '.join(parts)}"
     if (left := goodput.without_a_node) is not None:
         yield (
@@ -1056,16 +1080,16 @@ def published_run(spec: JobSpec) -> PublishedRun | None:
 
 
 def published_in_words(spec: JobSpec) -> Iterator[str]:
-    """Compare a job's batch, learning rate and steps with the published ones, if these are known."""
+    """Compare a job's learning rate, batch and warm-up with the published ones, if these are known."""
     if published := published_run(spec):
-        training, optimizer = spec.training, spec.optimizer
-        yield (
-            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
-            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
-            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
-            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
-            f"{optimizer.warmup_steps:,} warm up"
-        )
+        training, optimizer, said = spec.training, spec.optimizer, list[str]()
+        for batch, schedule in ((published, published), (training, optimizer)):
+            sequences, length = batch.global_batch_size, batch.sequence_length
+            said.append(
+                f"learning rate {schedule.learning_rate:g} at {sequences * length:,} tokens per step ({sequences:,} "
+                f"sequences of {length:,}), warm-up over {schedule.warmup_steps:,} of {batch.steps:,} steps"
+            )
+        yield f"published for {published.model} ({published.source}): {said[0]}; this job: {said[1]}"
 
 
 def unknown_memory(resources: ResourcesConfig) -> str:

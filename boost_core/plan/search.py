@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
-from math import gcd, inf, isqrt
+from math import gcd, inf
 from operator import itemgetter
 from typing import Any
 
@@ -33,7 +33,7 @@ from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec, layout_problems
-from boost_core.config.parallelism import Layout
+from boost_core.config.parallelism import Layout, divisors
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import (
@@ -311,9 +311,7 @@ class _Search:
             if batch % micro_batch:
                 continue
             # Numbers of replicas over which the micro-batches split, largest first.
-            portions = batch // micro_batch
-            lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
-            numbers = sorted({*lower, *(portions // number for number in lower)}, reverse=True)
+            numbers = divisors(batch // micro_batch)[::-1]
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
             enough = max(1, training.sequence_length // _FEWEST_TOKENS)
             most_context = min(gpus // tensor, _MOST_CONTEXT, enough)

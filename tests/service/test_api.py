@@ -222,7 +222,11 @@ BAD = [
     (changed("model.num_attention_heads", 5), "model.num_attention_heads", "does not split into 5 heads"),
     (changed("model.num_key_value_heads", 3), "model.num_key_value_heads", "choose a divisor of 4"),
     (changed("model.vocab_size", 100), "model.vocab_size", "use at least 256"),
-    (changed("parallelism.tensor_parallel_size", 3), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
+    (
+        changed("parallelism.tensor_parallel_size", 3),
+        "parallelism.tensor_parallel_size",
+        "use 1, 2, 4",
+    ),
     (changed("parallelism.tensor_parallel_size", 1.5), "parallelism.tensor_parallel_size", "not 1.5"),
     (changed("parallelism.tp", 2), "parallelism.tp", "known here: tensor_parallel_size"),
     (changed("parallelism.pipeline_parallel_size", 32), "parallelism.pipeline_parallel_size", "use fewer stages"),

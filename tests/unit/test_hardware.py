@@ -75,7 +75,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: s
     assert device_named(kind) is None and memory_named(kind) is None
     small = {"accelerator_type": kind, "gpus_per_worker": 1}
     spec = a_spec(resources=small)
-    with pytest.raises(ValueError, match=rf"'{kind}'; name one of .*{nearest}.* or describe it"):
+    with pytest.raises(ValueError, match=rf"'{kind}' \(the nearest: .*{nearest}.*\); name one of A10, .*, or describe"):
         search_report(spec, PlanSearch(gpus=8))
     described = {
         "levels": [{"name": "node", "fan_out": 8, "gigabytes_per_second": 50}],
