@@ -259,7 +259,8 @@ def check_data(
 
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
-            sequence, the model's vocabulary is smaller than the tokenizer's, or folders of tokens have several.
+            sequence, a new job would validate on more text than it trains on, the model's vocabulary is smaller than
+            the tokenizer's, or folders of tokens have several.
     """
     for named_at, name, written in data.datasets:
         if written is None or not written.paths:
@@ -280,6 +281,7 @@ def check_data(
                 split = split_source(source, data.validation_fraction, sequence_length, storage_options)
                 if new:
                     refuse_misread(source, [*split.training, *split.validation])
+                    _refuse_lopsided(split, data.validation_fraction)
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
                 trained_on += split.training
         except ValueError as error:
@@ -674,8 +676,15 @@ def kind_by_names(files: Iterable[str]) -> Literal["text", "jsonl", "parquet", "
 
 
 def _kind_by_name(url: str) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    """The kind of a file, by its name.
+
+    Raises:
+        ValueError: It is CSV.
+    """
     name = PurePosixPath(url)
     suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
+    if suffix in (".csv", ".tsv"):
+        raise ValueError(f"{url!r} is a table, whose columns are not read; convert it to Parquet or JSON lines")
     if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and suffix != name.suffix):  # .json alone may be anything
         return "jsonl"
     return "parquet" if suffix == ".parquet" else "arrow" if suffix in (".arrow", ".feather") else "text"
@@ -690,6 +699,22 @@ def refuse_misread(source: SourceConfig, files: Sequence[SourceFile]) -> None:
     for file in files if source.kind == "text" else ():
         if (kind := _kind_by_name(file.url)) != "text":
             raise ValueError(f"{file.url!r} is {kind} by its name, and would be read as text; write kind: {kind}")
+
+
+def _refuse_lopsided(split: SourceSplit, validation_fraction: float) -> None:
+    """Refuse files of which more text would be for validation than to train on, unless that is asked for.
+
+    Raises:
+        ValueError: They would be split so.
+    """
+    training, validation = split.text_bytes or (0, 0)
+    if not split.lone_file and validation > training and validation_fraction < 0.5:
+        share = validation / (training + validation)
+        raise ValueError(
+            f"{share:.0%} of the text would be for validation, not validation_fraction={validation_fraction:g}: each "
+            f"of the {len(split.training) + len(split.validation)} files goes to one part as a whole, by a hash of its "
+            "name; tokenize them beforehand (boost data tokenize), which splits documents, or make them one file"
+        )
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:

@@ -504,10 +504,10 @@ def _exchanges(
 # the ACM 17, 1974). Three things are different here. A checkpoint is written while training goes on, so δ is what of
 # the copy to the host's memory no pass hides, and what is done while it is written has to be repeated as well. A copy
 # that passes hide has δ = 0, and would be due all the time; but it takes bandwidth of both memories and the network,
-# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, or of what
-# steps wait where the next copy waits for the store, and at least twice the time of writing, after which a store that is
-# half as fast as planned is done. And where peers' memory has the state, only the few steps since its newest copy are
-# repeated.
+# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, or of
+# what steps wait where the next copy waits for the store, and at least twice the time of writing, after which a store
+# that is half as fast as planned is done. And where peers' memory has the state, only the few steps since its newest
+# copy are repeated.
 
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
 GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
