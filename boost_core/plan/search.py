@@ -53,6 +53,7 @@ from boost_core.plan.report import (
     PUBLISHED_RUN,
     PlannedContext,
     PlannedRun,
+    PlannedStep,
     PublishedRun,
     RunConditions,
     StepParts,
@@ -646,18 +647,12 @@ class PlanSearch(Config):
         return basis.machine(spec).joined_at(self.network_gigabits)
 
 
-class PlannedChoice(PlannedRun):
+class PlannedChoice(PlannedRun, PlannedStep):
     """One way to train the job."""
 
     text: str
     patch: dict[str, Any] = Field(description="JSON merge patch that turns the job into this choice.")
-    world_size: int
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
-    node_host_bytes: int = Field(
-        0, description="The most host memory that a node's ranks need for their state and copies."
-    )
-    step_seconds: float
-    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     step_parts: StepParts
     tokens_per_second: float
 
