@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import AcceptedKind, Config, FieldProblem, Share, counted, raise_problems
+from boost_core.config.base import AcceptedKind, Config, FieldProblem, Frozen, Share, counted, raise_problems
 from boost_core.config.model import ModelConfig
 from boost_core.config.training import TrainingConfig
 
@@ -39,6 +39,15 @@ class ParallelSizes(Protocol):
 
     @property
     def context_parallel_size(self) -> int: ...  # noqa: D102
+
+
+class LayoutSizes(Frozen):
+    """What reports and plans say of a gang's layout."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    context_parallel_size: int = 1
 
 
 @dataclass(frozen=True, order=True)

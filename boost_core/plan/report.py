@@ -19,10 +19,10 @@ from typing import get_args
 from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
-from boost_core.config.base import Config, counted
+from boost_core.config.base import Config, Frozen, counted
 from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
-from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
+from boost_core.config.parallelism import TRAITS, Layout, LayoutSizes, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
 from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
@@ -841,14 +841,20 @@ class StepParts(Config):
     update: float = Field(description="The optimizer, including copies of state kept in the host's memory.")
 
 
-class PlannedShape(PlannedRun):
+class PlannedStep(Frozen):
+    """How many ranks take a step, what they need of the hosts, and how long it takes."""
+
+    world_size: int
+    node_host_bytes: int = Field(
+        0, description="The most host memory that a node's ranks need for their state and copies."
+    )
+    step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
+    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
+
+
+class PlannedShape(PlannedRun, LayoutSizes, PlannedStep):
     """The job in one layout."""
 
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    context_parallel_size: int = 1
-    world_size: int
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
@@ -859,10 +865,6 @@ class PlannedShape(PlannedRun):
         description="Memory of the requested GPU model; null for CPUs and unknown models."
     )
     fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
-    node_host_bytes: int = Field(
-        0,
-        description="The most host memory that a node's ranks need for their state and copies.",
-    )
     node_memory_bytes: int | None = Field(None, description="Memory of a node's host; null if unknown, and for CPUs.")
     fits_host: bool | None = Field(None, description="Whether node_host_bytes fits; null if unknown and not checked.")
     offload_seconds: float = Field(
@@ -870,8 +872,6 @@ class PlannedShape(PlannedRun):
         description="Part of step_seconds spent on exposed copies to and from the host's memory: "
         "parallelism.optimizer_offload, and recompute=offload.",
     )
-    step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
-    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     observed_jobs: int = Field(
         0,
         description="Number of jobs that have run in this shape and correct its prediction; 0: corrected by all jobs "

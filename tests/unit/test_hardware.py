@@ -198,10 +198,15 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     )  # fmt: skip
     report = search_report(odd, PlanSearch(gpus=4))
     assert report.choices[0].world_size == 3
-    assert "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas" in report.why
+    used = (
+        "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas, but among 1, 3, 5, here of 1 GPU"
+    )
+    assert f"{used} each" in report.why
     assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)
     assert report.choices[0].gpu_hours == pytest.approx(3 * report.choices[0].total_seconds / 3600)
     indivisible = odd.model_copy(update={"training": odd.training.model_copy(update={"global_batch_size": 22})})
     report = search_report(indivisible, PlanSearch(gpus=8))
-    assert any("22 sequences per step divide only among 1, 2 replicas" in why for why in report.why), report.why
+    assert any(
+        why.endswith("22 sequences per step divide among 1, 2, 11 replicas, here of 7 GPUs each") for why in report.why
+    ), report.why
     assert report.choices[0].kilowatt_hours == pytest.approx(0.7 * report.choices[0].gpu_hours)  # 700 W each
