@@ -83,10 +83,10 @@ def test_scores_of_a_job_are_in_its_record_its_events_and_on_the_card(
     assert score["value"] == 1.0  # it has seen these sentences and no others
     assert (score["version"], score["higher_is_better"]) == ("2.0", True)
     assert found["evaluated_by"].startswith("lm-eval 0.")
-    assert "fox acc 1.0000 ± 0.0000 at step 60" in boost("show", job.id).stdout
+    assert "fox acc 1.0000 ± 0.0000 on 3 documents at step 60" in boost("show", job.id).stdout
     assert "step 60  scores: fox acc 1.0000" in boost("events", job.id).stdout
     assert boost("export", job.id, tmp_path / "model").exit_code == 0
-    assert "| fox acc | 1.0000 ± 0.0000 (lm-eval" in (tmp_path / "model" / "README.md").read_text()
+    assert "| fox acc | 1.0000 ± 0.0000 on 3 documents (lm-eval" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_a_folder_of_checkpoints_needs_no_service(trained: Path, tasks: Path, tmp_path: Path) -> None:
@@ -143,6 +143,10 @@ def test_paths_without_tasks_are_refused_before_anything_is_loaded(
     assert "no task file or folder is at '/nowhere'; check --tasks" in capsys.readouterr().err
     assert main(["eval", f"--tasks={tasks / 'fox.jsonl'}", str(trained)]) == 2
     assert "has no task of lm-eval: a YAML file with a field task" in capsys.readouterr().err
+    (tasks / "another.yaml").write_bytes((tasks / "fox.yaml").read_bytes())
+    codes = [main(["eval", f"--tasks={tasks / name}.yaml", str(trained)]) for name in ("fox", "another")]
+    assert 2 in codes  # lm-eval knows one of them
+    assert "both have the task 'fox'; rename one" in capsys.readouterr().err
 
 
 def test_an_evaluation_is_recorded_once_whenever_its_job_ended(api: RunningApi, store: JobStore) -> None:
