@@ -895,10 +895,11 @@ def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list
     """Numbers of replicas from ``least`` to ``most`` that divide a step's micro-batches."""
     batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
     micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
-    return [number for number in _divisors(micro_batches) if least <= number <= most]
+    return [number for number in divisors(micro_batches) if least <= number <= most]
 
 
 @lru_cache(_REMEMBERED)
-def _divisors(number: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, smallest first."""
     lower = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return tuple(sorted({*lower, *(number // divisor for divisor in lower)}))

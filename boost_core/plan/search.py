@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
-from math import gcd, inf, isqrt
+from math import gcd, inf
 from operator import itemgetter
 from typing import Any
 
 from pydantic import Field
 
 from boost_core.config.base import Config
-from boost_core.config.job import JobSpec, layout_problems
+from boost_core.config.job import JobSpec, divisors, layout_problems
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
@@ -312,8 +312,7 @@ class _Search:
                 continue
             # Numbers of replicas over which the micro-batches split, largest first.
             portions = batch // micro_batch
-            lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
-            numbers = sorted({*lower, *(portions // number for number in lower)}, reverse=True)
+            numbers = divisors(portions)[::-1]
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
             enough = max(1, training.sequence_length // _FEWEST_TOKENS)
             most_context = min(gpus // tensor, _MOST_CONTEXT, enough)
