@@ -234,12 +234,9 @@ class Dense(WeightedModule):
         self.group, self.strategy, self.norm_epsilon = group, strategy, model.norm_epsilon
 
     def down_project(
-        self,
-        x_Td: torch.Tensor,
-        squares_T: torch.Tensor | None = None,  # noqa: ARG002
-        quantised: PrecomputedRows | None = None,  # noqa: ARG002
-        part: Part | None = None,  # noqa: ARG002
-    ) -> list[PartialLatents]:
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None, quantised: PrecomputedRows | None = None,
+        part: Part | None = None,
+    ) -> list[PartialLatents]:  # fmt: skip
         """Return the input."""
         return [PartialLatents(lambda: x_Td, None, len(x_Td))]
 
@@ -249,10 +246,7 @@ class Dense(WeightedModule):
         return lambda: [((x_Td, None), None)]
 
     def up_project(
-        self,
-        exchanged: list[Exchanged],
-        carried: list[torch.Tensor] | None,  # noqa: ARG002
-        part: Part | None = None,  # noqa: ARG002
+        self, exchanged: list[Exchanged], carried: list[torch.Tensor] | None, part: Part | None = None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[PrecomputedRows]]:
         """Return one ``[g, T, f]`` for each run of equal widths, no latents, and no rows in 8 bits."""
         (((x_Td, _), _),) = exchanged

@@ -39,7 +39,7 @@ class WholeResidual:
 
     fp8 = False
 
-    def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:  # noqa: ARG002
+    def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
         self.communicator, self.deferred = communicator, DeferredWeightGradients()
 
     def part(self, tokens: int, width: int) -> tuple[int, int]:
@@ -61,9 +61,7 @@ class WholeResidual:
         """This rank's part of the stream."""
         return Residual(x_Td, x_Td, None)
 
-    def add(
-        self, stream_Td: torch.Tensor, y_Td: torch.Tensor, part: Part | None = None  # noqa: ARG002
-    ) -> Residual:  # fmt: skip
+    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor, part: Part | None = None) -> Residual:
         """A plain sum: norms of whole rows take their own statistic."""
         return self.enter(stream_Td + y_Td)
 
@@ -176,35 +174,22 @@ class VanillaTensorParallel(WholeResidual):
     SHARDING: ClassVar[Sharding] = VANILLA
 
     def partial_latents(
-        self,
-        x_Td: torch.Tensor,
-        squares_T: torch.Tensor | None,  # noqa: ARG002
-        down_dgr: torch.Tensor,
-        norm: NormWeights | None,
-        quantised: PrecomputedRows | None = None,  # noqa: ARG002
-        part: Part | None = None,  # noqa: ARG002
-    ) -> PartialLatents:
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None,
+        quantised: PrecomputedRows | None = None, part: Part | None = None,
+    ) -> PartialLatents:  # fmt: skip
         """This rank's slice of each latent; in the backward pass, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, (norm.width,), norm.scale_d, norm.epsilon)
         latent_Tr = copy_to_tp(normed_Td, self.communicator, "wide") @ down_dgr.flatten(1)
         return PartialLatents(lambda: latent_Tr, None, len(x_Td))
 
-    def start(
-        self,
-        partial: PartialLatents,
-        epilogue: Epilogue | None = None,  # noqa: ARG002
-    ) -> Callable[[], Latents]:
+    def start(self, partial: PartialLatents, epilogue: Epilogue | None = None) -> Callable[[], Latents]:
         """Nothing to exchange: a slice belongs to this rank alone."""
         latent_Tr = partial.compute()
         return lambda: (latent_Tr, None)
 
     def up(
-        self,
-        z_gTr: torch.Tensor,
-        up_grf: torch.Tensor,
-        quantised: PrecomputedRows | None = None,  # noqa: ARG002
-        of_gradient: PrecomputedRows | None = None,  # noqa: ARG002
-        part: Part | None = None,  # noqa: ARG002
-    ) -> torch.Tensor:
+        self, z_gTr: torch.Tensor, up_grf: torch.Tensor, quantised: PrecomputedRows | None = None,
+        of_gradient: PrecomputedRows | None = None, part: Part | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """The whole wide output: its partial sums are all-reduced."""
         return reduce_from_tp(z_gTr @ up_grf, self.communicator, "wide")

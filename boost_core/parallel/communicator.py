@@ -501,11 +501,7 @@ class StepClock:
 
 def reduce_from_tp(partial: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """The sum of every rank's ``partial``, on all ranks; ``partial`` itself is overwritten."""
-    if communicator.size == 1:
-        return partial
-    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
-        partial, lambda partial: communicator.all_reduce_(partial, purpose), lambda dx: dx
-    )
+    return _among(communicator, partial, lambda x: communicator.all_reduce_(x, purpose), lambda dx: dx)
 
 
 def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
@@ -514,11 +510,11 @@ def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: st
     The sum overwrites the gradient that arrives, so later operations must hand over one of their own: a matrix product
     does; a sum, which passes the same gradient to both of its terms, does not.
     """
-    if communicator.size == 1:
-        return replicated
-    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
-        replicated, lambda x: x.view_as(x), lambda dx: communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient")
-    )
+
+    def summed(dx: torch.Tensor) -> torch.Tensor:
+        return communicator.all_reduce_(dx.contiguous(), f"{purpose} gradient")
+
+    return _among(communicator, replicated, lambda x: x.view_as(x), summed)
 
 
 def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
@@ -534,9 +530,8 @@ def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: 
 
 def reduce_scatter_from_tp(partial_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """``[T, c]`` on each of p ranks to this one's ``[T/p, c]`` of their sum; gradients are gathered."""
-    if communicator.size == 1:
-        return partial_Tc
-    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+    return _among(
+        communicator,
         partial_Tc,
         lambda x_Tc: communicator.reduce_scatter(x_Tc.view(communicator.size, -1, x_Tc.shape[1]), purpose),
         lambda dx_tc: communicator.all_gather(dx_tc, f"{purpose} gradient").flatten(0, 1),
@@ -545,9 +540,8 @@ def reduce_scatter_from_tp(partial_Tc: torch.Tensor, communicator: Communicator,
 
 def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
-    if communicator.size == 1:
-        return x_Ac
-    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
+    return _among(
+        communicator,
         x_Ac,
         lambda x_Ac: (
             communicator.all_to_all(x_Ac.reshape(communicator.size, -1, x_Ac.shape[1]), purpose)
@@ -560,14 +554,21 @@ def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> 
     )
 
 
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _among(communicator: Communicator, x: torch.Tensor, run: Run, conjugate: Run) -> torch.Tensor:
+    """What ``run`` makes of a tensor, and ``conjugate`` of its gradient; among one rank both change nothing."""
+    if communicator.size == 1:
+        return x
+    return Conjugate.apply(x, run, conjugate)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class Conjugate(torch.autograd.Function):
     """One operation forward, which may be in place, and its conjugate for the gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor],
-        conjugate: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:  # fmt: skip
+    def forward(ctx: Any, x: torch.Tensor, run: Run, conjugate: Run) -> torch.Tensor:
         """Run the operation."""
         ctx.conjugate, result = conjugate, run(x)
         if result is x:

@@ -33,7 +33,7 @@ CLUSTER = [
     for kind in ("A100-40G", "A100", "H200")
 ]
 CACHES = (
-    job_spec.legal_layouts, job_spec._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
+    job_spec.legal_layouts, job_spec.divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
     memory._alike_with_lax, activations, work._block_work, demand._remembered,
     demand._known, report._resolved,
 )  # fmt: skip
