@@ -182,7 +182,7 @@ SCRIPT = {
         ("submit JOB", f"error: training.steps: {SENTENCE}"),
         ("show job-9", "error"),
         ("plan BAD", "error: training.steps"),
-        ("plan no-such-file", "error: No such file"),
+        ("plan no-such-file", "error: no-such-file does not exist; check the path"),
         ("ckpt verify no-such-folder", "error"),
     ],
 )  # fmt: skip
