@@ -1005,22 +1005,11 @@ def presets() -> PresetList:
     """Return all presets with their parameter counts in each family."""
     listed = []
     for name, sizes in PRESETS.items():
-        counts = {}
-        for family in get_args(FamilyName):
-            model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
-            counts[family] = parameter_count(model)
-        listed.append(
-            Preset(
-                name=name,
-                hidden_size=sizes["hidden_size"],
-                intermediate_size=sizes["intermediate_size"],
-                num_hidden_layers=sizes["num_hidden_layers"],
-                num_attention_heads=sizes["num_attention_heads"],
-                rank=sizes["rank"],
-                vocab_size=_PRESET_VOCABULARY,
-                parameters=counts,
-            )
-        )
+        model = {"preset": name, "vocab_size": _PRESET_VOCABULARY}
+        models = {family: ModelConfig.model_validate(model | {"family": family}) for family in get_args(FamilyName)}
+        counts = {family: parameter_count(each) for family, each in models.items()}
+        shown = {field: size for field, size in sizes.items() if field in Preset.model_fields}
+        listed.append(Preset(name=name, vocab_size=_PRESET_VOCABULARY, parameters=counts, **shown))
     return PresetList(presets=tuple(sorted(listed, key=lambda preset: preset.parameters["dense"])))
 
 

@@ -72,13 +72,7 @@ def compare(
         raise BadInput("give one of --csv and --json")
     with open_client(url) as client:
         result = client.compare(
-            job_ids or [],
-            group=group,
-            tags=tag or [],
-            search=search,
-            tenant=tenant,
-            sort=sort,
-            descending=descending,
+            job_ids or [], group=group, tags=tag or [], search=search, tenant=tenant, sort=sort, descending=descending
         )
     if as_json:
         print_json(result)
