@@ -177,7 +177,8 @@ def device_named(name: str) -> Device | None:
     device = next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
     if device is None or "MIG" in there:
         return None
-    sizes = {int(word[:-2]) for word in there if re.fullmatch(r"[0-9]+GB", word)}
+    beside = [word for word in there if word not in map(str.upper, device.words)]
+    sizes = {int(size[1]) for word in beside if (size := re.fullmatch(r"([0-9]+)(GB)?", word))}
     if "GH200" in there:
         sizes -= {120, 480}  # its host's, in CUDA's names
     known = [size / 1e9 for size in device.memory.values()]

@@ -103,10 +103,8 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
     ]
     if not variants:
         raise ValueError(f"no variant is of family {options.family} under {options.strategy}; leave one of the two out")
-    rate, environment = (
-        matrix_rate(torch.bfloat16 if device.type == "cuda" else torch.float32, device),
-        Environment.of(device),
-    )
+    rate = matrix_rate(torch.bfloat16 if device.type == "cuda" else torch.float32, device)
+    environment = Environment.of(device)
     sizes = {options.model: options.tp or PUBLISHED_SIZES.get(options.model, 1)} if options.model else PUBLISHED_SIZES
     for (model, ranks), sequences in product(sizes.items(), options.micro_batch):
         shape = RunShape(model, ranks, sequences, options.sequence, options.layers)

@@ -7,7 +7,6 @@ group alone.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +16,14 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from boost_core.bench.results import Row, Spread, synchronize
+from boost_core.bench.results import Row, Spread, wall_seconds
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import Link
 from boost_core.parallel.symmetric_memory import SymmetricMemory, connect
 from boost_core.plan.machine import MeasuredLink
 from boost_core.plan.throughput import fit
 
-_WARM_CALLS = 3
+_seconds = partial(wall_seconds, warm_calls=3, before=dist.barrier)  # all ranks start together
 _HIDDEN_BYTES = 16 << 20  # payload of the all-reduce that a product may hide
 
 
@@ -63,10 +62,7 @@ def levels(device: torch.device) -> list[Level]:
     nodes = size // local
     inside, _ = dist.new_subgroups(local)  # type: ignore[no-untyped-call]
     across, _ = dist.new_subgroups_by_enumeration([list(range(each, size, local)) for each in range(local)])  # type: ignore[no-untyped-call]
-    both = [
-        Level("node", inside, local, nodes, rank < local),
-        Level("between nodes", across, nodes, local, place == 0),
-    ]
+    both = [Level("node", inside, local, nodes, rank < local), Level("between nodes", across, nodes, local, place == 0)]
     return [level for level in both if level.ranks > 1]
 
 
@@ -85,8 +81,7 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
     sizes, medians, rows = [], [], []
     where = "" if level.name == "node" else f", {level.name}"
     among = f"among {level.ranks} ranks ({dist.get_backend()}){where}"
-    size = 1 << 10
-    while size <= largest_bytes:
+    for size in _sizes(largest_bytes):
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         for name in _OPERATIONS:
             call = partial(_run, payload, level.group, operation=name)
@@ -101,11 +96,15 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
                 if level.groups > 1:
                     alone = _seconds(call if level.first else lambda: None, device, repeats)
                     rows.append(Row.spread("comm", f"{case}, one group alone", "time", "s", Spread.of(alone)))
-        size *= 4
     link, case = fit(level.ranks, sizes, medians), f"all-reduce {among}"
     rows.append(Row.single("comm", case, "fitted α", "s", link.base_seconds))
     rows.append(Row.single("comm", case, "fitted β", "bytes/s", link.bytes_per_second))
     return link, rows
+
+
+def _sizes(largest_bytes: int) -> list[int]:
+    """Payloads from 1 KiB on, each four times the one before."""
+    return [1 << power for power in range(10, largest_bytes.bit_length(), 2)]
 
 
 _OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
@@ -182,11 +181,9 @@ def symmetric_rows(
             memory.start(payload).wait()
 
         ways[name] = summed
-    sizes, rows, longest = [], [], {name: list[float]() for name in ways}
-    size = 1 << 10
-    while size <= largest_bytes:
+    sizes, rows, longest = _sizes(largest_bytes), [], {name: list[float]() for name in ways}
+    for size in sizes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        sizes.append(size)
         for name, way in ways.items():
             seconds = _seconds(partial(way, payload), device, repeats)
             median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
@@ -194,7 +191,6 @@ def symmetric_rows(
             longest[name].append(median.item())
             case = f"all-reduce of {size} bytes among {ranks} ranks (by {name})"
             rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
-        size *= 4
     return faster_up_to(sizes, *longest.values()), rows
 
 
@@ -222,16 +218,3 @@ def faster_up_to(
 def hidden_share(one: float, other: float, both: float) -> float:
     """Return the share of the shorter of two times that is saved when both run at once: from 0 to 1."""
     return min(1.0, max(0.0, (one + other - both) / min(one, other)))
-
-
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Return the wall time of each call, starting when all ranks are ready."""
-    seconds = []
-    for _ in range(_WARM_CALLS + repeats):
-        dist.barrier()
-        synchronize(device)
-        started = time.perf_counter()
-        call()
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return seconds[_WARM_CALLS:]

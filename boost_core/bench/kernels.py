@@ -89,17 +89,16 @@ AWKWARD = [
 
 
 class Draw:
-    """Random inputs.
+    """Random inputs, the same each time on the same device.
 
     Args:
         dtype: The compute type.
         device: Where they live.
-        seed: The same seed draws the same values on the same device.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = torch.Generator(device).manual_seed(0)
 
     def normal(self, *shape: int, precise: bool = False) -> torch.Tensor:
         """Draw from a standard normal, in the compute type, or in at least fp32."""

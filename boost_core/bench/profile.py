@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -82,10 +82,8 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
         ways = partial(there.copy_, here, non_blocking=True), partial(here.copy_, there, non_blocking=True)
         slower = max(statistics.median(kernel_seconds(way, device, repeats)) for way in ways)
         host_bandwidth = _TRANSFERRED_BYTES / slower
-    environment = Environment.of(device)
     return MeasuredProfile(
-        device=environment.device, commit=environment.commit, torch_version=environment.torch_version,
-        triton_version=environment.triton_version, measured_at=datetime.now(UTC).replace(microsecond=0),
+        **asdict(Environment.of(device)), measured_at=datetime.now(UTC).replace(microsecond=0),
         precision=jobs[0].training.precision, cores=torch.get_num_threads(),
         cases=(f"{len(samples)} products and copies; {shape}",
                *(f"{name}: {ratio:.3f} of its work's time" for name, ratio in ratios.items())),
@@ -198,12 +196,9 @@ def measure_job(job: JobSpec, seconds: float = 1.0) -> MeasuredProfile:
             step()
             taken.append(time.perf_counter() - started)
     took = statistics.median(taken)
-    ratio, rates, environment = took / step_seconds(few, layout, nominal), nominal.profile, Environment.of(device)
+    ratio, rates = took / step_seconds(few, layout, nominal), nominal.profile
     return MeasuredProfile(
-        device=f"{cores:g} of this machine's cores",
-        commit=environment.commit,
-        torch_version=environment.torch_version,
-        triton_version=environment.triton_version,
+        **asdict(replace(Environment.of(device), device=f"{cores:g} of this machine's cores")),
         measured_at=datetime.now(UTC).replace(microsecond=0),
         precision=computed_in(training.precision),
         cores=max(1, int(cores)),

@@ -403,7 +403,7 @@ def rank_rows(
     case = f"{shape}: {variant.name}"
     try:
         with alone(shape.tensor_parallel_size), always(variant.kernels) if variant.kernels else nullcontext():
-            return list(_measured(shape, variant, device, steps, rate, interconnects, case))
+            return list(_measured(shape, variant, device, steps, rate, interconnects))
     except torch.OutOfMemoryError:
         return [Row.single("rank", case, "out of memory at", "bytes", torch.cuda.mem_get_info(device)[1])]
     finally:
@@ -438,15 +438,9 @@ def _sum_flops(_sum: torch.Size, x_shape: torch.Size, dy_shape: torch.Size, *_: 
 
 
 def _measured(
-    shape: RunShape,
-    variant: Variant,
-    device: torch.device,
-    steps: int,
-    rate: float,
-    interconnects: list[str],
-    case: str,
+    shape: RunShape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
 ) -> Iterator[Row]:
-    step, ledger, graph = _step(shape, variant, device)
+    case, (step, ledger, graph) = f"{shape}: {variant.name}", _step(shape, variant, device)
     for _ in range(_WARM_STEPS):
         step()
     seconds = Spread.of(wall_seconds(step, device, steps))
@@ -518,10 +512,8 @@ def step_of(spec: JobSpec, device: torch.device, name: str) -> _Step:
         device: Where it is trained.
         name: Name of the job for the error.
     """
-    state, sampler = (
-        TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator),
-        _random_batches(spec),
-    )
+    state = TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator)
+    sampler = _random_batches(spec)
 
     def step() -> None:
         result = training_step(state, sampler)

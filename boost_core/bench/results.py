@@ -38,16 +38,23 @@ class Spread:
         return cls(p20, statistics.median(values), p80)
 
 
-def wall_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Return the wall time of each of ``repeats`` calls, the device's work included, after one warm-up call."""
+def wall_seconds(
+    call: Callable[[], object], device: torch.device, repeats: int, warm_calls: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> list[float]:  # fmt: skip
+    """Return the wall time of each of ``repeats`` calls, the device's work included, after some warm-up calls.
+
+    ``before`` precedes each call, and is not timed.
+    """
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(warm_calls + repeats):
+        before()
         synchronize(device)
         started = time.perf_counter()
         call()
         synchronize(device)
         seconds.append(time.perf_counter() - started)
-    return seconds[1:]
+    return seconds[warm_calls:]
 
 
 def kernel_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:

@@ -50,12 +50,9 @@ from boost_core.config.storage import StorageOptions, Unreadable, literal, optio
 
 
 def prunable(
-    steps: Sequence[int],
-    keep_last: int | None,
-    keep_every: int | None,
-    pinned: Collection[int] = (),
+    steps: Sequence[int], keep_last: int | None, keep_every: int | None, pinned: Collection[int] = (),
     damaged: Collection[int] = (),
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Steps whose checkpoints may be removed, ascending.
 
     Args:
@@ -596,15 +593,22 @@ class Origin:
                 advice = "to change it, start from the weights alone: checkpoint.weights_from"
             problem = f"the checkpoint at {url} is of another model: {', '.join(different.values())}; {advice}"
             raise UnfitOrigin(self.field, problem)
+        if self.weights_only:
+            return
         steps = spec.training.steps
-        if not self.weights_only and manifest.step >= steps:
+        if manifest.step >= steps:
             problem = (
                 f"{self.field} is at step {manifest.step} ({url}), which leaves nothing to train of "
                 f"training.steps={steps}; set training.steps above {manifest.step}, or start from the weights alone: "
                 "checkpoint.weights_from"
             )
             raise UnfitOrigin("training.steps", problem)
-        if not self.weights_only and (ages := _moments_ages(spec, manifest)) is not None:
+        # Steps that the checkpoint's moments are of, and that the job would correct their bias for.
+        theirs = manifest.job.get("optimizer") or {}
+        every = (theirs.get("loro") or {}).get("exact_every_steps") if theirs.get("kind") == "loro" else None
+        ours = None if spec.optimizer.loro is None else spec.optimizer.loro.exact_every_steps
+        ages = [manifest.step if each is None else manifest.step % each for each in (every, ours)]
+        if ages[0] != ages[1]:
             there, here = (counted(age, "step") for age in ages)
             problem = (
                 f"the moments at {url} are of {there}, and this optimizer would take them for those of {here}, since "
@@ -612,15 +616,6 @@ class Origin:
                 "start from the weights alone: checkpoint.weights_from"
             )
             raise UnfitOrigin("optimizer.kind", problem)
-
-
-def _moments_ages(spec: JobSpec, manifest: Manifest) -> tuple[int, int] | None:
-    """Steps that a checkpoint's moments are of, and that a job would correct their bias for; ``None`` if the same."""
-    there = manifest.job.get("optimizer") or {}
-    every = (there.get("loro") or {}).get("exact_every_steps") if there.get("kind") == "loro" else None
-    ours = None if spec.optimizer.loro is None else spec.optimizer.loro.exact_every_steps
-    ages = tuple(manifest.step if each is None else manifest.step % each for each in (every, ours))
-    return None if ages[0] == ages[1] else (ages[0], ages[1])
 
 
 def refuse_unfit_origin(spec: JobSpec, storage_options: StorageOptions | None = None) -> None:

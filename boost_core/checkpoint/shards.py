@@ -18,17 +18,8 @@ from fsspec import AbstractFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from boost_core.checkpoint.folder import CheckpointFolder
@@ -275,11 +266,9 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
 
 
 def on_first_rank(
-    action: Callable[[], Result],
-    ranks: dist.ProcessGroup | None = None,
-    failure: type[OSError] = SaveFailed,
+    action: Callable[[], Result], ranks: dist.ProcessGroup | None = None, failure: type[OSError] = SaveFailed,
     as_they_are: tuple[type[Exception], ...] = (),
-) -> Result:
+) -> Result:  # fmt: skip
     """Do something on the first rank only; all ranks call this and get its result.
 
     Args:
@@ -296,7 +285,7 @@ def on_first_rank(
         try:
             outcome[0] = action()
         except as_they_are as error:
-            outcome[1] = type(error)(str(error))
+            outcome[1] = next(kind for kind in as_they_are if isinstance(error, kind))(str(error))
         except Exception as error:  # stores raise types of their own
             outcome[1] = failure(in_words(error))
     dist.broadcast_object_list(outcome, src=0, group=ranks)

@@ -146,6 +146,7 @@ def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
 
 INTERRUPTED = 130  # exit status of a program after Ctrl-C
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones
 
 

@@ -244,7 +244,7 @@ class UnfitData(UnfitField):
 def check_data(
     data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None,
     new: bool = True,
-) -> None:  # fmt: skip
+) -> dict[str, TokenIndex]:  # fmt: skip
     """Refuse data that a job could not train on.
 
     Args:
@@ -254,9 +254,13 @@ def check_data(
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
         new: Whether the job has not been accepted yet. One that was may read files by another kind than their names'.
 
+    Returns:
+        The index of each folder of tokens, by its path.
+
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
-            sequence, the model's vocabulary is smaller than the tokenizer's, or folders of tokens have several.
+            sequence, a new job would validate on more text than it trains on, the model's vocabulary is smaller than
+            the tokenizer's, or folders of tokens have several.
     """
     for named_at, name, written in data.datasets:
         if written is None or not written.paths:
@@ -277,6 +281,7 @@ def check_data(
                 split = split_source(source, data.validation_fraction, sequence_length, storage_options)
                 if new:
                     refuse_misread(source, [*split.training, *split.validation])
+                    _refuse_lopsided(split, data.validation_fraction)
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
                 trained_on += split.training
         except ValueError as error:
@@ -305,16 +310,13 @@ def check_data(
             _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
         except ValueError as error:
             raise UnfitData("data.tokenizer", str(error)) from error
+    return indices
 
 
 def _check_tokens(
-    source: SourceConfig,
-    parts: Sequence[Part],
-    indices: dict[str, TokenIndex],
-    vocab_size: int,
-    sequence_length: int,
+    source: SourceConfig, parts: Sequence[Part], indices: dict[str, TokenIndex], vocab_size: int, sequence_length: int,
     storage_options: StorageOptions | None,
-) -> None:
+) -> None:  # fmt: skip
     """Check folders of tokens, and that they and those of ``indices``, which they are added to, have one tokenizer."""
     for path in dict.fromkeys(source.paths):
         index = indices[path] = indices.get(path) or read_index(path, storage_options)
@@ -445,10 +447,7 @@ def split_source(
     Raises:
         ValueError: A path names no file, or either part has too little text for one sequence.
     """
-    if source.kind == "standard_library":
-        split = _standard_library_split(validation_fraction)
-    else:
-        split = _split(list_files(source, storage_options), validation_fraction)
+    split = _split(list_files(source, storage_options), validation_fraction)
     if split.text_bytes is not None and source.kind not in _IN_COLUMNS:  # otherwise the trainer counts
         training, validation = split.text_bytes
         if split.lone_file:
@@ -457,11 +456,6 @@ def split_source(
         refuse_too_little("training", training, "bytes", sequence_length)
         refuse_too_little("validation", validation, "bytes", sequence_length)
     return split
-
-
-@functools.lru_cache(maxsize=16)  # people use few different fractions
-def _standard_library_split(validation_fraction: float) -> SourceSplit:
-    return _split(_standard_library_files(), validation_fraction)
 
 
 def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
@@ -682,8 +676,15 @@ def kind_by_names(files: Iterable[str]) -> Literal["text", "jsonl", "parquet", "
 
 
 def _kind_by_name(url: str) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    """The kind of a file, by its name.
+
+    Raises:
+        ValueError: It is CSV.
+    """
     name = PurePosixPath(url)
     suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
+    if suffix in (".csv", ".tsv"):
+        raise ValueError(f"{url!r} is a table, whose columns are not read; convert it to Parquet or JSON lines")
     if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and suffix != name.suffix):  # .json alone may be anything
         return "jsonl"
     return "parquet" if suffix == ".parquet" else "arrow" if suffix in (".arrow", ".feather") else "text"
@@ -698,6 +699,22 @@ def refuse_misread(source: SourceConfig, files: Sequence[SourceFile]) -> None:
     for file in files if source.kind == "text" else ():
         if (kind := _kind_by_name(file.url)) != "text":
             raise ValueError(f"{file.url!r} is {kind} by its name, and would be read as text; write kind: {kind}")
+
+
+def _refuse_lopsided(split: SourceSplit, validation_fraction: float) -> None:
+    """Refuse files of which more text would be for validation than to train on, unless that is asked for.
+
+    Raises:
+        ValueError: They would be split so.
+    """
+    training, validation = split.text_bytes or (0, 0)
+    if not split.lone_file and validation > training and validation_fraction < 0.5:
+        share = validation / (training + validation)
+        raise ValueError(
+            f"{share:.0%} of the text would be for validation, not validation_fraction={validation_fraction:g}: each "
+            f"of the {len(split.training) + len(split.validation)} files goes to one part as a whole, by a hash of its "
+            "name; tokenize them beforehand (boost data tokenize), which splits documents, or make them one file"
+        )
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:

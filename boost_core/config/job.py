@@ -29,6 +29,7 @@ from boost_core.config.base import (
     Location,
     Moment,
     ResourceName,
+    Share,
     counted,
     raise_problems,
     read_yaml,
@@ -151,7 +152,7 @@ class SteeredOptimizer(Config):
     schedule: Schedule
     decay_steps: Count | None = None
     warmup_steps: int = Field(ge=0)
-    final_learning_rate_ratio: float = Field(ge=0, le=1)
+    final_learning_rate_ratio: Share
 
 
 class SteeredCheckpoint(Config):
@@ -296,8 +297,7 @@ class WandbConfig(Config):
     """A run in Weights & Biases."""
 
     mode: Literal["online", "offline"] = Field(
-        "online",
-        description="online: sent during training; offline: files next to the checkpoints, for `wandb sync`.",
+        "online", description="online: sent during training; offline: files next to the checkpoints, for `wandb sync`."
     )
     project: WandbName = Field("boost", description="The project that the run is in; created if it does not exist.")
     entity: WandbName | None = Field(
@@ -426,15 +426,8 @@ class JobSpec(Config):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":
-        problems = job_problems(
-            self.model, self.parallelism, self.data, self.training, self.optimizer, self.resources.gpus_per_worker
-        )
-        if not problems:
-            problems = elasticity_problems(
-                self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker,
-                self.elasticity,
-            )  # fmt: skip
-        raise_problems("JobSpec", problems)
+        sections = self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker
+        raise_problems("JobSpec", job_problems(*sections, self.data) or elasticity_problems(*sections, self.elasticity))
         return self
 
     def as_written(self) -> dict[str, Any]:
@@ -553,8 +546,8 @@ _PIECE = 16  # columns
 
 
 def job_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, data: DataConfig, training: TrainingConfig,
-    optimizer: OptimizerConfig, gpus_per_worker: int,
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
+    gpus_per_worker: int, data: DataConfig,
 ) -> list[FieldProblem]:  # fmt: skip
     """Every problem of a job whose parts are valid one by one but cannot be combined."""
     problems = layout_problems(model, parallelism, training, optimizer, gpus_per_worker, accepted=True)
@@ -839,14 +832,8 @@ def legal_layouts(
         layout
         for replica in elasticity.replicas(Layout.of(parallelism))
         for number in ([] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max))
-        if not layout_problems(
-            model,
-            parallelism.at(layout := replace(replica, dp=number)),
-            training,
-            optimizer,
-            gpus_per_worker,
-            accepted=True,
-        )
+        for layout in [replace(replica, dp=number)]
+        if not layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker, accepted=True)
     ]
     return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
 

@@ -2,7 +2,7 @@
 
 from enum import Enum
 from math import log
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -82,6 +82,9 @@ _OF_ROPE_TYPE = {
 }
 
 
+RopeSetting = Annotated[float | None, Field(gt=0, validate_default=True)]
+
+
 class RopeScalingConfig(Config):
     """How rotary frequencies are scaled for longer sequences, named as in Hugging Face's ``config.json``."""
 
@@ -90,33 +93,16 @@ class RopeScalingConfig(Config):
     original_max_position_embeddings: int = Field(
         ge=2, le=16_777_216, description="Sequence length for which the unscaled frequencies were meant."
     )
-    low_freq_factor: float | None = Field(
-        None,
-        gt=0,
-        validate_default=True,
-        description="llama3: pairs with at most this many turns are slow. Default: 1.",
+    low_freq_factor: RopeSetting = Field(
+        None, description="llama3: pairs with at most this many turns are slow. Default: 1."
     )
-    high_freq_factor: float | None = Field(
-        None,
-        gt=0,
-        validate_default=True,
-        description="llama3: pairs with at least this many turns are fast. Default: 4.",
+    high_freq_factor: RopeSetting = Field(
+        None, description="llama3: pairs with at least this many turns are fast. Default: 4."
     )
-    beta_slow: float | None = Field(
-        None, gt=0, validate_default=True, description="yarn: pairs with at most this many turns are slow. Default: 1."
-    )
-    beta_fast: float | None = Field(
-        None,
-        gt=0,
-        validate_default=True,
-        description="yarn: pairs with at least this many turns are fast. Default: 32.",
-    )
-    attention_factor: float | None = Field(
-        None,
-        gt=0,
-        le=100,
-        validate_default=True,
-        description="yarn: factor applied to queries and keys. Default: 0.1 ln(factor) + 1.",
+    beta_slow: RopeSetting = Field(None, description="yarn: pairs with at most this many turns are slow. Default: 1.")
+    beta_fast: RopeSetting = Field(None, description="yarn: pairs with at least this many turns are fast. Default: 32.")
+    attention_factor: RopeSetting = Field(
+        None, le=100, description="yarn: factor applied to queries and keys. Default: 0.1 ln(factor) + 1."
     )
 
     @field_validator(*_OF_ROPE_TYPE)

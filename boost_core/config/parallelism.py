@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import AcceptedKind, Config, FieldProblem, Frozen, counted, raise_problems
+from boost_core.config.base import AcceptedKind, Config, FieldProblem, Frozen, Share, counted, raise_problems
 from boost_core.config.model import ModelConfig
 from boost_core.config.training import TrainingConfig
 
@@ -257,10 +257,8 @@ class ParallelismConfig(Config):
         description="0: every data parallel rank keeps the whole optimizer state. 1: master weights and moments "
         "are sharded. 2: gradients are sharded, too, and reduced once per micro-batch.",
     )
-    optimizer_offload: float = Field(
+    optimizer_offload: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="Share of each rank's master weights and moments kept in the host's memory and copied through the "
         "GPU for each update, with the same results. With AdamW, saves 12 bytes per weight on the GPU, or 8 where the "
         "masters are the weights themselves. A last resort: the copies make steps longer.",

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from errno import EACCES
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def _unconfined(operation: Callable[..., Any]) -> Callable[..., Any]:
     return refused_if_confined
 
 
+def _if_confined(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of a confined disk; any other has fsspec's of that name."""
+
+    @wraps(operation)
+    def of_the_disk(self: "Disk", *arguments: Any, **named: Any) -> Any:
+        if self.beneath is None:
+            return getattr(super(Disk, self), operation.__name__)(*arguments, **named)
+        return operation(self, *arguments, **named)
+
+    return of_the_disk
+
+
 class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The local disk, or some folders of it.
 
@@ -55,7 +68,7 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         super().__init__(**options)
         self.beneath = None if beneath is None else tuple(os.path.realpath(folder) for folder in beneath)
 
-    def descriptor(self, path: str, flags: int, mode: int = 0o666) -> int:
+    def descriptor(self, path: str, flags: int) -> int:
         """Open a file or folder and return its descriptor; what may be created is not followed if it is a link.
 
         Raises:
@@ -63,9 +76,9 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
             OSError: It cannot be opened, or a part of its path was replaced meanwhile.
         """
         if self.beneath is None:
-            return os.open(path, flags | os.O_CLOEXEC, mode)
+            return os.open(path, flags | os.O_CLOEXEC, 0o666)
         with self._place(path, follow=not flags & os.O_CREAT) as (folder, name):
-            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=folder)
+            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
 
     def status(self, path: str) -> os.stat_result:
         """What ``os.stat`` returns for a path, following links."""
@@ -128,19 +141,17 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
             error.filename = path  # otherwise it is the name of one component
             raise
 
-    # fsspec's operations, each the unconfined one unless there are folders.
+    # fsspec's operations.
 
-    def info(self, path: Any, **named: Any) -> dict[str, Any]:
+    @_if_confined
+    def info(self, path: Any, **_: Any) -> dict[str, Any]:
         """What is known of a file or folder, or of what a link leads to."""
-        if self.beneath is None:
-            return super().info(path, **named)  # type: ignore[no-any-return]
         path = self._strip_protocol(path)
         return info_of(path, self.status(path), islink=Path(path).is_symlink())
 
-    def ls(self, path: str, detail: bool = False, **named: Any) -> list[Any]:
+    @_if_confined
+    def ls(self, path: str, detail: bool = False, **_: Any) -> list[Any]:
         """A folder's entries."""
-        if self.beneath is None:
-            return super().ls(path, detail, **named)  # type: ignore[no-any-return]
         path = self._strip_protocol(path)
         here = self.info(path)
         if here["type"] != "directory":
@@ -172,9 +183,8 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         except OSError:
             return None
 
-    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **named: Any) -> Any:
-        if self.beneath is None:
-            return super()._open(path, mode, block_size, **named)
+    @_if_confined
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         flags = _FLAGS[mode[0]]
         if "+" in mode:
             flags = flags & ~os.O_WRONLY | os.O_RDWR
@@ -189,14 +199,12 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         else:
             self._at(path, os.mkdir)
 
+    @_if_confined
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder and those above it."""
-        if self.beneath is None:
-            super().makedirs(path, exist_ok)
-            return
         path = self._strip_protocol(path)
         real = os.path.realpath(path)
-        if real in self.beneath:
+        if real in (self.beneath or ()):
             Path(real).mkdir(parents=True, exist_ok=exist_ok)
             return
         if not self.isdir(parent := self._parent(path)) and parent != path:
@@ -215,11 +223,9 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         """Remove a file, or a link and not what it leads to."""
         self._at(path, os.unlink)
 
-    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+    @_if_confined
+    def rm(self, path: str | list[str], recursive: bool = False, **_: Any) -> None:
         """Remove files, and folders with all that is in them."""
-        if self.beneath is None:
-            super().rm(path, recursive, maxdepth)
-            return
         for each in path if isinstance(path, list) else [path]:
             with self._place(self._strip_protocol(each), follow=False) as (folder, name):
                 if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -229,38 +235,30 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
                 else:
                     shutil.rmtree(name, dir_fd=folder)
 
-    def mv(self, path1: str, path2: str, recursive: bool = True, **named: Any) -> None:
+    @_if_confined
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
         """Rename a file or folder."""
-        if self.beneath is None:
-            super().mv(path1, path2, recursive, **named)
-            return
         with (
             self._place(self._strip_protocol(path1), follow=False) as (folder, name),
             self._place(self._strip_protocol(path2), follow=False) as (other_folder, other_name),
         ):
             os.replace(name, other_name, src_dir_fd=folder, dst_dir_fd=other_folder)
 
-    def cp_file(self, path1: str, path2: str, **named: Any) -> None:
+    @_if_confined
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copy a file."""
-        if self.beneath is None:
-            super().cp_file(path1, path2, **named)
-            return
         with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
             shutil.copyfileobj(source, target)
 
+    @_if_confined
     def get_file(self, rpath: str, lpath: Any, **_: Any) -> None:
         """Copy a file of this disk to a place of the process's own."""
-        if self.beneath is None:
-            super().get_file(rpath, lpath)
-            return
         with self.open(rpath, "rb") as source, Path(lpath).open("wb") as target:
             shutil.copyfileobj(source, target)
 
+    @_if_confined
     def put_file(self, lpath: Any, rpath: str, **_: Any) -> None:
         """Copy a file of the process's own to this disk."""
-        if self.beneath is None:
-            super().put_file(lpath, rpath)
-            return
         with Path(lpath).open("rb") as source, self.open(rpath, "wb") as target:
             shutil.copyfileobj(source, target)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import SOURCE_SCHEMES, Config, Count, Location, refuse_unserved, spelled
+from boost_core.config.base import SOURCE_SCHEMES, Config, Count, Location, Share, refuse_unserved, spelled
 from boost_core.config.model import SparseAttentionConfig
 
 BYTES = "bytes"
@@ -47,6 +47,9 @@ def _few_paths(value: Any) -> Any:
     if count > _MOST_PATHS:
         raise ValueError(f"its sources have {count} paths; give at most {_MOST_PATHS}: name folders or globs")
     return value
+
+
+EndToken = Annotated[str | None, Field(min_length=1, max_length=256)]
 
 
 def _check_end_of_document(token: str | None, info: Any) -> None:
@@ -164,10 +167,8 @@ class DataConfig(Config):
         description="bytes, or the path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
         "tokenized sources come with their own.",
     )
-    end_of_document: str | None = Field(
+    end_of_document: EndToken = Field(
         None,
-        min_length=1,
-        max_length=256,
         description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like, if "
         "only one of these is a special token.",
     )
@@ -271,7 +272,7 @@ class QualityFilter(Config):
     measure: Measure = Field(
         description="characters or words: their number; word_length: mean characters per word; symbols: hashes and "
         "ellipses per word; letters: share of words that contain a letter; repeated_lines: share of the text's "
-        "characters in lines that repeat earlier ones.",
+        "characters in lines that repeat earlier ones."
     )
     min: Bound | None = Field(None, description="Smallest value kept; null: no bound.")
     max: Bound | None = Field(None, validate_default=True, description="Largest value kept; null: no bound.")
@@ -304,10 +305,8 @@ class CorpusConfig(Config):
 
     source: SourceConfig = Field(description="The documents.")
     tokenizer: Location = Field(BYTES, description="bytes, or the path or URL of a tokenizer.json.")
-    end_of_document: str | None = Field(
+    end_of_document: EndToken = Field(
         None,
-        min_length=1,
-        max_length=256,
         description="The token that ends a document; default: the only special token of a usual name.",
     )
     filters: Annotated[tuple[QualityFilter, ...], Field(max_length=16)] = Field(
@@ -386,11 +385,7 @@ class TrainingConfig(Config):
         "which are then as many as it takes.",
     )
     steps: int = Field(
-        None,
-        ge=1,
-        le=100_000_000,
-        validate_default=True,
-        description="Optimizer steps; or give tokens.",
+        None, ge=1, le=100_000_000, validate_default=True, description="Optimizer steps; or give tokens."
     )
     micro_batch_size: Count = Field(16, description="Sequences per micro-batch on a rank.")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
@@ -405,16 +400,13 @@ class TrainingConfig(Config):
         "captured.",
     )
     seed: int = Field(0, ge=0, lt=2**31)
-    z_loss: float = Field(
+    z_loss: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="Weight of the z-loss, the square of the logits' log-sum-exp (PaLM: 1e-4). It contributes to the "
         "gradients but not to reported losses.",
     )
     attention: SparseAttentionConfig | None = Field(
-        None,
-        description="Sparse attention in training; validation and samples use dense attention. Default: dense.",
+        None, description="Sparse attention in training; validation and samples use dense attention. Default: dense."
     )
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."
@@ -557,8 +549,8 @@ class OptimizerConfig(Config):
         None, description="For schedule=wsd only. Default: a tenth of the steps after the warm-up."
     )
     warmup_steps: int = Field(0, ge=0)
-    final_learning_rate_ratio: float = Field(
-        0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak; not for schedule=constant."
+    final_learning_rate_ratio: Share = Field(
+        0.1, description="Final learning rate as a fraction of the peak; not for schedule=constant."
     )
 
     @model_validator(mode="before")

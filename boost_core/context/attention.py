@@ -26,6 +26,20 @@ from typing import Any, cast
 
 import torch
 
+from boost_core.context.exchange import (
+    Arrivals,
+    AttentionSum,
+    GradientSum,
+    KeyLatents,
+    KeyMaker,
+    LatentRoute,
+    LocalGradients,
+    LocalKeys,
+    QueryLatents,
+    Stage,
+    StageAttentions,
+    TaskMaker,
+)
 from boost_core.context.offload import (
     Attended,
     LocalQueries,
@@ -40,20 +54,6 @@ from boost_core.context.offload import (
     no_gradients,
 )
 from boost_core.context.plan import ContextPlan, rank_work
-from boost_core.context.stages import (
-    Arrivals,
-    AttentionSum,
-    GradientSum,
-    KeyLatents,
-    KeyMaker,
-    LatentRoute,
-    LocalGradients,
-    LocalKeys,
-    QueryLatents,
-    Stage,
-    StageAttentions,
-    TaskMaker,
-)
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
@@ -119,7 +119,7 @@ class LayerAttention:
                 of = cast(Bottleneck, bottleneck)
                 _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
                 weights = [of.up_of(1), of.up_of(2), *scales[1]]
-                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks))
+                of_keys = key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks)
             if self.attention.moves_latents:
                 weights = [cast(Bottleneck, bottleneck).up_of(0), *scales[0]]
                 down_dr = block.output.declared("down").flatten(1)
@@ -150,13 +150,9 @@ class LayerAttention:
         return partials, latents, send_ahead_of
 
     def save(
-        self,
-        query_The: torch.Tensor,
-        key_Tje: torch.Tensor,
-        value_Tje: torch.Tensor,
-        latents: KeyLatents | None,
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None,
         of_queries: QueryLatents | None,
-    ) -> tuple[torch.Tensor, Keys]:
+    ) -> tuple[torch.Tensor, Keys]:  # fmt: skip
         """Save for the backward pass what is sent in the forward pass, and again in the backward pass.
 
         Args:
@@ -176,7 +172,7 @@ class LayerAttention:
             raise ValueError(
                 f"{len(query_The)} tokens are not the {self.attention.tokens} that the plan has on this rank"
             )
-        maker, sent = (latents.maker, [latents.of_keys, latents.of_values]) if latents else (None, [])
+        maker, sent = (latents[2], latents[:2]) if latents else (None, ())
         task_maker, moved = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
         query_The, keys_Tsje = _Save.apply(  # type: ignore[no-untyped-call]
             query_The, key_Tje, value_Tje, self.attention, maker, task_maker, *sent, *moved
@@ -223,15 +219,9 @@ class _Save(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query_The: torch.Tensor,
-        key_Tje: torch.Tensor,
-        value_Tje: torch.Tensor,
-        attention: "ContextAttention",
-        maker: KeyMaker | None,
-        task_maker: TaskMaker | None,
-        *latents_Tr: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: Any, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
+        attention: "ContextAttention", maker: KeyMaker | None, task_maker: TaskMaker | None, *latents_Tr: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         keys_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
         # Kernels take a head's elements side by side; and a view would keep the keys' and values' memory, too.
         query_The = query_The.clone(memory_format=torch.contiguous_format)

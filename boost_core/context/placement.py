@@ -11,7 +11,6 @@ from functools import cached_property, partial, reduce
 from heapq import heapify, heappop, heappush, nlargest, nsmallest
 from itertools import accumulate
 from operator import or_
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -376,18 +375,16 @@ def heap(window: Window, ranks: int) -> Placement:
     return placement
 
 
-PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = MappingProxyType(
-    {
-        # Neighbours together: sends least, but the rank with the end of a long document has most to compute.
-        "contiguous": lambda window, ranks: [chunk * ranks // window.chunks for chunk in range(window.chunks)],
-        "zigzag": zigzag,
-        # Round robin, as MTraining does for attention along diagonals.
-        "striped": lambda window, ranks: [chunk % ranks for chunk in range(window.chunks)],
-        "heap": heap,
-        "near": locality_placement,
-        "loose": partial(locality_placement, even=LOOSE),
-    }
-)
+PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = {
+    # Neighbours together: sends least, but the rank with the end of a long document has most to compute.
+    "contiguous": lambda window, ranks: [chunk * ranks // window.chunks for chunk in range(window.chunks)],
+    "zigzag": zigzag,
+    # Round robin, as MTraining does for attention along diagonals.
+    "striped": lambda window, ranks: [chunk % ranks for chunk in range(window.chunks)],
+    "heap": heap,
+    "near": locality_placement,
+    "loose": partial(locality_placement, even=LOOSE),
+}
 
 
 # Attention task offloading: the attention of each chunk is computed where its tokens are, or moved away from ranks with
@@ -420,9 +417,7 @@ def local_tasks(window: Window, placement: Placement) -> Sequence[Task]:
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
 
 
-def moved_tasks(
-    window: Window, placement: Placement, ranks: int, slack: int = SLACK, most: int | None = None
-) -> Sequence[Task]:
+def moved_tasks(window: Window, placement: Placement, ranks: int, most: int | None = None) -> Sequence[Task]:
     """The same, but some tasks of ranks with more work than others are computed elsewhere.
 
     Repeatedly, the heaviest rank that can hand over a task hands over the one that moves the most excess work to a rank
@@ -432,7 +427,6 @@ def moved_tasks(
         window: The tokens.
         placement: The rank of each chunk.
         ranks: Number of ranks.
-        slack: Percent above the mean at which a rank may end.
         most: Tasks that a rank may hand over, and may take on; ``None`` for any number.
     """
     at = list(placement)
@@ -445,7 +439,7 @@ def moved_tasks(
     mean = window.area // ranks
     while movable_from:
         heaviest = max(movable_from, key=lambda rank: (load[rank], -rank))
-        if 100 * ranks * load[heaviest] <= (100 + slack) * window.area:
+        if 100 * ranks * load[heaviest] <= (100 + SLACK) * window.area:
             break
         takers = [rank for rank in range(ranks) if received[rank] < most and ranks * load[rank] < window.area]
         best, worth = None, 0.0

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 
 from boost_core.config.model import BLOCK, LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
+from boost_core.context.exchange import Arrivals
 from boost_core.context.offload import Attended, OutputGradients, Returning
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import head_groups
@@ -40,7 +41,6 @@ from boost_core.context.sparse import (
     scores_of_blocks,
     shares,
 )
-from boost_core.context.stages import Arrivals, LocalKeys
 from boost_core.parallel.communicator import Communicator
 
 
@@ -331,6 +331,15 @@ class ActiveKeys:
             counts.append(torch.stack([goes_ciT.sum(dim=(1, 2)), (from_iN == rank_c1).sum(dim=1)]))
         self._counts: Sequence[Sequence[list[int]]] = torch.stack(counts).tolist()
 
+    def arriving(self, keys_Tsje: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The keys of each group of heads, as from ``start``, while the next group's are in flight."""
+        wait = self.start(keys_Tsje, 0)
+        for following in range(1, len(self._groups) + 1):
+            keys_iNse = wait()
+            if following < len(self._groups):
+                wait = self.start(keys_Tsje, following)
+            yield keys_iNse
+
     def start(self, keys_Tsje: torch.Tensor, group: int) -> Callable[[], torch.Tensor]:
         """Start to send and receive the keys of a group of heads.
 
@@ -426,11 +435,12 @@ class SparseContextAttention(ContextAttention):
             return attended, returning
         if self._lines is None:
             self._lines = self._index.find(query_The, local.keys[:, 0], self._tally)
-        for arrived in self._arriving(local, self._lines):
-            for each in self._heads(arrived, self._lines, lse_Th.dtype):
-                document, head = each.document, each.head
+        key_heads = local.keys.shape[2]
+        active = ActiveKeys(self._documents, self._lines, key_heads, self._communicator)
+        for group, keys_iNse in enumerate(active.arriving(local.keys)):
+            for document, head, keys, _, _ in self._heads(key_heads, group, keys_iNse, lse_Th.dtype):
                 query_bke = document.in_blocks(query_The[document.rows, head].to(lse_Th.dtype))
-                out_bke, lse_bk = head_forward(query_bke, each.keys)
+                out_bke, lse_bk = head_forward(query_bke, keys)
                 out_The[document.rows, head] = document.out_of_blocks(out_bke).to(out_The.dtype)
                 lse_Th[document.rows, head] = document.out_of_blocks(lse_bk)
         return attended, returning
@@ -446,81 +456,38 @@ class SparseContextAttention(ContextAttention):
         for add in returning.adds:
             add()
         dtype, adds = lse_Th.dtype, list[Callable[[], None]]()
-        for arrived in self._arriving(local, self._lines):
-            dkeys_iNse = torch.zeros_like(arrived.keys, dtype=dtype)
-            for each in self._heads(arrived, self._lines, dtype):
-                document, head = each.document, each.head
+        key_heads = local.keys.shape[2]
+        active = ActiveKeys(self._documents, self._lines, key_heads, self._communicator)
+        for group, keys_iNse in enumerate(active.arriving(local.keys)):
+            dkeys_iNse = torch.zeros_like(keys_iNse, dtype=dtype)
+            for document, head, head_keys, number, where in self._heads(key_heads, group, keys_iNse, dtype):
                 query_bke, dout_bke, lse_bk = (
                     document.in_blocks(x[document.rows, head].to(dtype)) for x in (query_The, of_outputs.dout, lse_Th)
                 )
-                dkeys_mse = dkeys_iNse[each.number, each.where]
+                dkeys_mse = dkeys_iNse[number, where]
                 dkey_nke, dvalue_nke = dkeys_mse.view(-1, BLOCK, *dkeys_mse.shape[1:]).unbind(2)
-                dquery_bke = head_backward(query_bke, dout_bke, lse_bk, each.keys, dkey_nke, dvalue_nke)
+                dquery_bke = head_backward(query_bke, dout_bke, lse_bk, head_keys, dkey_nke, dvalue_nke)
                 dquery_The[document.rows, head] = document.out_of_blocks(dquery_bke).to(dquery_The.dtype)
             for add in adds:
                 add()
-            adds = [partial(arrived.active.start_back(dkeys_iNse, arrived.group, local.keys.dtype), gradients.keys)]
+            adds = [partial(active.start_back(dkeys_iNse, group, local.keys.dtype), gradients.keys)]
         return dquery_The, ReturningGradients(gradients, adds)
 
-    def _arriving(self, local: LocalKeys, lines: Sequence[Sequence[Lines]]) -> Iterator["_Arrived"]:
-        """The keys of each group of heads, while the next group's are in flight."""
-        groups = head_groups(local.keys.shape[2])
-        active = ActiveKeys(self._documents, lines, local.keys.shape[2], self._communicator)
-        wait = active.start(local.keys, 0)
-        for group, heads in enumerate(groups):
-            keys_iNse = wait()
-            if group + 1 < len(groups):
-                wait = active.start(local.keys, group + 1)
-            yield _Arrived(active, group, keys_iNse, heads, local.keys.shape[2])
+    def _heads(
+        self, key_heads: int, group: int, keys_iNse: torch.Tensor, dtype: torch.dtype
+    ) -> Iterator[tuple[LongDocument, int, HeadKeys, int, slice]]:
+        """Each document with tokens on this rank and head of queries of a group, and the keys that it attends to.
 
-    def _heads(self, arrived: "_Arrived", lines: Sequence[Sequence[Lines]], dtype: torch.dtype) -> Iterator["_Head"]:
-        """Each head of queries of each document with tokens on this rank."""
-        for number, key_head in enumerate(arrived.heads):
-            for document, of_heads in zip(self._documents, lines, strict=True):
+        Besides, the number of its head of keys in the group, and the document's tokens among those of all documents.
+        """
+        for number, key_head in enumerate(head_groups(key_heads)[group]):
+            for document, of_heads in zip(self._documents, self._lines or (), strict=True):
                 if not len(document.place_t):
                     continue
-                share = len(of_heads) // arrived.key_heads
+                share = len(of_heads) // key_heads
                 where = slice(document.begin, document.begin + document.blocks * BLOCK)
-                keys_mse = arrived.keys[number, where].to(dtype)
+                keys_mse = keys_iNse[number, where].to(dtype)
                 key_nke, value_nke = keys_mse.view(-1, BLOCK, *keys_mse.shape[1:]).unbind(2)
                 for head in range(key_head * share, (key_head + 1) * share):
                     keys = HeadKeys(key_nke, value_nke, of_heads[head], document.block_b)
-                    yield _Head(document, head, keys, number, where)
-
-
-@dataclass(frozen=True)
-class _Arrived:
-    """Keys and values of a group of heads that have come.
-
-    Attributes:
-        active: What sent and received them.
-        group: The group's number.
-        keys: The keys and values, ``[i, N, s, e]``.
-        heads: The group's heads.
-        key_heads: Number of heads of keys in all groups.
-    """
-
-    active: ActiveKeys
-    group: int
-    keys: torch.Tensor
-    heads: range
-    key_heads: int
-
-
-@dataclass(frozen=True)
-class _Head:
-    """A head of queries of a document.
-
-    Attributes:
-        document: The document.
-        head: The head.
-        keys: The keys that it attends to.
-        number: The number of its head of keys in the group.
-        where: The document's tokens among those of all documents.
-    """
-
-    document: LongDocument
-    head: int
-    keys: HeadKeys
-    number: int
-    where: slice
+                    yield document, head, keys, number, where

@@ -4,13 +4,12 @@ import argparse
 import json
 import re
 import sys
-import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import load_job
-from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines, stores_in_words
 from boost_core.convert.export import (
     DTYPES,
     MAX_SHARD_SIZE,
@@ -27,6 +26,7 @@ from boost_core.convert.model_folder import (
     Source,
     chosen_checkpoint,
     damage_named,
+    exit_status,
     is_cut,
     read_weights,
     refuse_another_function,
@@ -36,7 +36,6 @@ from boost_core.convert.model_folder import (
 from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
-from boost_core.terminal import print_lines
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -67,23 +66,9 @@ def main(command_line: Sequence[str] | None = None) -> int:
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
     from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.weights_from")
     arguments = parser.parse_args(command_line)
-
-    hear_interrupts()
-    # A single process reads the checkpoint, as intended.
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")
-    try:
-        with stores_in_words():
-            if arguments.command == "export":
-                export(arguments)
-            else:
-                start(arguments.model, arguments.job, arguments.checkpoints)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (OSError, ValueError) as error:
-        print_lines(in_lines(error), to=sys.stderr)
-        return 2
-    return 0
+    if arguments.command == "export":
+        return exit_status(partial(export, arguments))
+    return exit_status(partial(start, arguments.model, arguments.job, arguments.checkpoints))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -106,14 +91,9 @@ def export(options: argparse.Namespace) -> None:
     with damage_named(folder, step):
         if options.nanotron is None:
             known = json.loads(options.known.read_bytes()) if options.known else {}
-            how = Export(
-                DTYPES[options.dtype],
-                options.max_shard_size,
-                options.merge,
-                options.tokenizer,
-                known.get("losses", {}),
-                known.get("scores", {}),
-            )
+            losses, scores = known.get("losses", {}), known.get("scores", {})
+            dtype, size = DTYPES[options.dtype], options.max_shard_size
+            how = Export(dtype, size, options.merge, options.tokenizer, losses, scores)
             destination, hub = Destination(options.model), Hub(options.push) if options.push else None
             export_model(folder, step, destination, how, hub)
         else:

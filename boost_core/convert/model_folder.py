@@ -4,7 +4,9 @@ They are in memory or in a local folder, as safetensors in one or several files 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,10 @@ from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.checkpoint.resharding import load_whole
 from boost_core.checkpoint.shards import Chunk, SaveChunks, Sizes, save_one_by_one
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
+from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines, stores_in_words
 from boost_core.config.storage import Disk, Unreadable, read_small, refuse_irregular
 from boost_core.convert.published_config import described, model_of
+from boost_core.terminal import print_lines
 
 _CONFIG = "config.json"
 _LARGEST_CONFIG_BYTES = 2**20
@@ -182,6 +186,23 @@ def _opened(path: Path) -> Any:
 
 class CheckpointRemoved(ValueError):
     """A checkpoint was removed while it was being read."""
+
+
+def exit_status(command: Callable[[], None]) -> int:
+    """Run a program's command; return 0, or else print why it failed and return 2, or 130 after Ctrl-C."""
+    hear_interrupts()
+    # A single process reads the checkpoint, as intended.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    try:
+        with stores_in_words():
+            command()
+    except KeyboardInterrupt:
+        print_lines("\ninterrupted", to=sys.stderr)
+        return INTERRUPTED
+    except (OSError, ValueError) as error:
+        print_lines(in_lines(error), to=sys.stderr)
+        return 2
+    return 0
 
 
 def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -28,32 +28,14 @@ from boost_core.convert.published_config import TrainedOn, model_of, published_c
 # The parts of nanotron in use, imported by working around what prevents its import.
 
 
-@dataclass(frozen=True)
-class Modules:
-    """Parts of nanotron.
-
-    Attributes:
-        tensor_metadata: The class of a shard's metadata.
-        slices_pair: The class for the position of a part of a shard in the whole.
-        checkpoint_version: The checkpoint version that it writes.
-        parallel_context: The class of its process groups; on a CPU it sets no device.
-        tensor_parallel: Its tensor parallel layers.
-        parameters: Its parameters.
-        weights: Saving and loading of weights.
-    """
-
-    tensor_metadata: Any
-    slices_pair: Any
-    checkpoint_version: Any
-    parallel_context: Any
-    tensor_parallel: ModuleType
-    parameters: ModuleType
-    weights: ModuleType
-
-
 @cache
-def modules() -> Modules:
-    """Import nanotron.
+def modules() -> SimpleNamespace:
+    """Import nanotron; its members are parts of it.
+
+    ``tensor_metadata`` is the class of a shard's metadata, ``slices_pair`` that of the position of a part of a shard in
+    the whole, ``checkpoint_version`` the version of checkpoints that it writes, and ``parallel_context`` the class of
+    its process groups, which on a CPU set no device. ``tensor_parallel`` has its tensor parallel layers, ``parameters``
+    its parameters, and ``weights`` saves and loads weights.
 
     Raises:
         ValueError: nanotron is not installed.
@@ -84,9 +66,10 @@ def modules() -> Modules:
             if torch.cuda.is_available():
                 super().set_device()
 
-    return Modules(
-        TensorMetadata, parameters.SlicesPair, CHECKPOINT_VERSION, Context, tensor_parallel, parameters, weights
-    )
+    return SimpleNamespace(
+        tensor_metadata=TensorMetadata, slices_pair=parameters.SlicesPair, checkpoint_version=CHECKPOINT_VERSION,
+        parallel_context=Context, tensor_parallel=tensor_parallel, parameters=parameters, weights=weights,
+    )  # fmt: skip
 
 
 CONFIG = "model_config.json"

@@ -141,9 +141,8 @@ def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=alphabet,
-        show_progress=False,
-    )  # fmt: skip
+        vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator((each.decode() for each in documents), trainer)
     return tokenizer.to_str()
 

@@ -3,13 +3,12 @@
 import argparse
 import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines, stores_in_words
-from boost_core.convert.model_folder import chosen_checkpoint
+from boost_core.config.base import counted
+from boost_core.convert.model_folder import chosen_checkpoint, exit_status
 from boost_core.terminal import print_lines
 
 
@@ -36,49 +35,37 @@ def main(command_line: Sequence[str] | None = None) -> int:
     add("--limit", type=int, help="maximum number of documents per task")
     add("--batch-size", type=int, default=8, help="sequences per batch (default: 8)")
     add("--out", help="write the scores to this file, as JSON")
-    options = parser.parse_args(command_line)
+    return exit_status(partial(_run, parser.parse_args(command_line)))
 
-    hear_interrupts()
-    # A single process reads the checkpoint, as intended.
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+
+def _run(options: argparse.Namespace) -> None:
     try:
-        with stores_in_words():
-            # Imported here because transformers and lm-eval may not be installed.
-            from boost_core.inference.generate import Sampling, generate, load_model
+        # Imported here because transformers and lm-eval may not be installed.
+        from boost_core.inference.generate import Sampling, generate, load_model
 
-            if options.command == "generate":
-                how = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
-                folder, step = chosen_checkpoint(options.checkpoints, options.step)
-                write = partial(print, end="", flush=True)
-                generate(load_model(folder, step, options.tokenizer), options.prompt, how, write)
-            else:
-                from boost_core.inference.tasks import evaluate, tasks_in
+        if options.command == "generate":
+            how = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
+            folder, step = chosen_checkpoint(options.checkpoints, options.step)
+            write = partial(print, end="", flush=True)
+            generate(load_model(folder, step, options.tokenizer), options.prompt, how, write)
+            return
+        from boost_core.inference.tasks import evaluate, tasks_in
 
-                logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own defaults
-                tasks_in(options.tasks)  # bad paths are refused before anything is loaded
-                folder, step = chosen_checkpoint(options.checkpoints, options.step)
-                result = evaluate(
-                    load_model(folder, step, options.tokenizer), options.tasks, options.limit, options.batch_size
-                )
-                width = max(len(score.task) for score in result.scores)
-                for score in result.scores:
-                    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
-                    value = "not a finite number" if score.value is None else f"{score.value:.4f}"
-                    print_lines(
-                        f"{score.task:<{width}}  {score.metric}  {value}{error}  ({counted(score.samples, 'document')})"
-                    )
-                if options.out:
-                    Path(options.out).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own defaults
+        tasks_in(options.tasks)  # bad paths are refused before anything is loaded
+        folder, step = chosen_checkpoint(options.checkpoints, options.step)
+        result = evaluate(load_model(folder, step, options.tokenizer), options.tasks, options.limit, options.batch_size)
     except ImportError as error:
-        print_lines(f"{error}; install boost-service[eval]", to=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
-    except (OSError, ValueError) as error:
-        print_lines(in_lines(error), to=sys.stderr)
-        return 2
-    return 0
+        raise ValueError(f"{error}; install boost-service[eval]") from error
+    width = max(len(score.task) for score in result.scores)
+    for score in result.scores:
+        deviation = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+        value = "not a finite number" if score.value is None else f"{score.value:.4f}"
+        print_lines(
+            f"{score.task:<{width}}  {score.metric}  {value}{deviation}  ({counted(score.samples, 'document')})"
+        )
+    if options.out:
+        Path(options.out).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

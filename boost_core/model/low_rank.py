@@ -15,13 +15,7 @@ from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue
 from boost_core.kernels.launch import Part
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
-from boost_core.parallel.btp import (
-    BottleneckTensorParallel,
-    Exchanged,
-    Latents,
-    NormWeights,
-    PartialLatents,
-)
+from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, Latents, NormWeights, PartialLatents
 
 LowRankStrategy = BottleneckTensorParallel | VanillaTensorParallel
 Strategy = LowRankStrategy | FullRankTensorParallel

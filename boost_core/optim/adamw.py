@@ -40,7 +40,7 @@ class MasterWeightAdamW:
                 continue
             update = AdamWUpdate(learning_rate, self._config.betas, epsilon, group.kind.decay, step)
             for part in group.parts():
-                adamw_(part.master, part.gradient, part.first_moment, part.second_moment, part.weight, clip, update)
+                adamw_(*part, clip, update)
             group.publish()
 
     def round_masters(self) -> None:

@@ -187,16 +187,10 @@ class Loro(MasterWeightAdamW):
                     factors.on_device(pair.up, "master") as (all_up,),
                 ):
                     down, up = all_down[:, pair.projection], all_up[pair.member].T
-                    moved_up, moved_down = riemannian_step(
-                        up,
-                        down,
-                        directions[pair.up][pair.member].T,
-                        directions[pair.down][:, pair.projection],
-                        step_size,
-                        self._tensor_parallel,
-                    )
-                    down.copy_(moved_down)
-                    up.copy_(moved_up)
+                    of_up, of_down = directions[pair.up][pair.member].T, directions[pair.down][:, pair.projection]
+                    moved = riemannian_step(up, down, of_up, of_down, step_size, self._tensor_parallel)
+                    up.copy_(moved[0])
+                    down.copy_(moved[1])
             for group in self.groups:
                 group.clear_moments()
         else:

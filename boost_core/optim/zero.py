@@ -37,23 +37,6 @@ BLOCK = 64  # elements; matrix products and 16-byte accesses need each tensor to
 Offsets = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class FlatSlice:
-    """A box of one tensor whose elements are contiguous.
-
-    Attributes:
-        name: The tensor's name.
-        offsets: Where it begins in the tensor.
-        sizes: Its shape.
-        begin: Where it begins in the flat tensor.
-    """
-
-    name: str
-    offsets: Offsets
-    sizes: Offsets
-    begin: int
-
-
 class FlatLayout:
     """Positions of tensors of given shapes in one flat tensor.
 
@@ -80,12 +63,15 @@ class FlatLayout:
         """Return each tensor as a view of ``flat``."""
         return {name: flat[slice(*self.ranges[name])].view(shape) for name, shape in self.shapes.items()}
 
-    def boxes_within(self, begin: int, end: int) -> Iterator[FlatSlice]:
-        """Yield everything between two positions, padding left out."""
+    def boxes_within(self, begin: int, end: int) -> Iterator[tuple[str, Offsets, Offsets, int]]:
+        """Yield everything between two positions as boxes whose elements are contiguous, padding left out.
+
+        A box is its tensor's name, where it begins in the tensor, its shape, and where it begins in the flat tensor.
+        """
         for name, (first, last) in self.ranges.items():
             low, high = max(begin, first), min(end, last)
             for offsets, sizes in boxes(self.shapes[name], low - first, high - first):
-                yield FlatSlice(name, offsets, sizes, low)
+                yield name, offsets, sizes, low
                 low += prod(sizes)
 
 
@@ -130,19 +116,6 @@ def host_zeros(number: int, elements: int, dtype: torch.dtype, device: torch.dev
         return [torch.zeros(elements, dtype=dtype) for _ in range(number)]
     like = torch.empty(elements, dtype=dtype, device="meta")
     return [tensor.zero_() for tensor in page_locked_like([like] * number)]
-
-
-@dataclass(frozen=True)
-class HostTier:
-    """The tail of one group's flat state, which is in the host's memory.
-
-    Attributes:
-        begin: Where it begins in the group's state.
-        state: Its quantities by name.
-    """
-
-    begin: int
-    state: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -242,7 +215,7 @@ class Staging:
             self._outgoing.synchronize()
 
 
-BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
+BUCKET_ELEMENTS = 1 << 25  # at most in a bucket: 128 MiB of fp32 gradients
 
 
 @dataclass(frozen=True)
@@ -264,25 +237,6 @@ class StateSlice:
     tensor: torch.Tensor
 
 
-@dataclass(frozen=True)
-class StatePart:
-    """A part of a group's state, flat and on the device.
-
-    Attributes:
-        master: The weights in fp32.
-        gradient: Their reduced gradients.
-        first_moment: Running mean of the gradients.
-        second_moment: Running mean of their squares.
-        weight: The weights in the compute type; ``None`` where the masters are the weights.
-    """
-
-    master: torch.Tensor
-    gradient: torch.Tensor
-    first_moment: torch.Tensor
-    second_moment: torch.Tensor
-    weight: torch.Tensor | None
-
-
 class ParamGroup:
     """One group.
 
@@ -292,7 +246,6 @@ class ParamGroup:
         compute_type: What the model computes in.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
-        bucket_elements: Maximum number of elements in a bucket.
         offload: The share of this replica's masters and moments to keep in the host's memory; masters that the
             model computes with stay on the device.
         staging: Where those are updated; needed for a share above 0.
@@ -307,7 +260,7 @@ class ParamGroup:
         first_moment: Running mean of its gradients.
         second_moment: Running mean of their squares; empty where the update does not use it.
         own_weight: Its weights in the compute type; ``None`` where the masters are the weights.
-        tier: The tail on the host; ``None`` if there is none.
+        tier: What the host has of the state, the tail of each quantity; empty if there is none.
         sums: Each weight's sum of gradients; empty where buckets have memory only until they are reduced.
         lends_buckets: Whether they have.
         lent: The sums in buckets that have not been sent.
@@ -315,15 +268,14 @@ class ParamGroup:
 
     def __init__(
         self, kind: ParamKind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Communicator,
-        zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS, offload: float = 0.0,
-        staging: Staging | None = None,
+        zero_stage: int, offload: float = 0.0, staging: Staging | None = None,
     ) -> None:  # fmt: skip
         self.kind, self._replicas = kind, replicas
         self.sharded = zero_stage > 0 and not kind.custom_update and replicas.size > 1
         parts = replicas.size if self.sharded else 1
         self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
         length, unit = self._layout.length, BLOCK * parts
-        size = max(1, bucket_elements // unit) * unit if replicas.size > 1 else length
+        size = max(1, BUCKET_ELEMENTS // unit) * unit if replicas.size > 1 else length
         self.buckets = [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
         # This replica's part of each bucket: where it lies in the whole group, and here, packed without the gaps.
         self._own, self._places, rank, end = [], [], replicas.rank if self.sharded else 0, 0
@@ -352,21 +304,21 @@ class ParamGroup:
         self._resident, self._staging = end - offloaded, staging
         computed_with = compute_type == precise and not self.sharded  # the masters themselves
         separate = self.sharded or (offloaded > 0 and not computed_with)
-        self.master = self._own_of(full, 0, self._resident, precise) if separate else full
+        self.master = self._own_of(full, self._resident, precise) if separate else full
         self.own_gradient = full.new_zeros(end) if self._gradient is None or self.sharded else self._gradient
         self.first_moment = full.new_zeros(self._resident)
         self.second_moment = full.new_zeros(self._resident if kind.moments == 2 else 0)
         self.own_weight = None
         if compute_type != precise:
-            self.own_weight = self._own_of(full, 0, end, compute_type) if self.sharded else self._weight
-        self.tier: HostTier | None = None
+            self.own_weight = self._own_of(full, end, compute_type) if self.sharded else self._weight
+        self.tier: dict[str, torch.Tensor] = {}
         if offloaded:
             moments = ("first_moment", "second_moment")[: kind.moments]
             names = moments if computed_with else ("master", *moments)
             tensors = host_zeros(len(names), offloaded, precise, device)
-            self.tier = HostTier(self._resident, dict(zip(names, tensors, strict=True)))
+            self.tier = dict(zip(names, tensors, strict=True))
             if not computed_with:
-                self._fill(self.tier.state["master"], full, self._resident)
+                self._fill(self.tier["master"], full, self._resident)
             largest = max(last - first for first, last in self._layout.ranges.values())
             self._buffers.reserve(staged_elements(kind, offloaded, len(names), largest))
 
@@ -377,9 +329,9 @@ class ParamGroup:
             if low < high:
                 yield slice(low + ahead, high + ahead), slice(low, high)
 
-    def _own_of(self, full: torch.Tensor, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        own = full.new_empty(end - begin, dtype=dtype)
-        self._fill(own, full, begin)
+    def _own_of(self, full: torch.Tensor, end: int, dtype: torch.dtype) -> torch.Tensor:
+        own = full.new_empty(end, dtype=dtype)
+        self._fill(own, full, 0)
         return own
 
     def _fill(self, own: torch.Tensor, full: torch.Tensor, begin: int) -> None:
@@ -393,10 +345,14 @@ class ParamGroup:
             raise AssertionError("what the host has of the state needs buffers on the device")
         return self._staging
 
-    def parts(self) -> Iterator[StatePart]:
-        """Yield this replica's state part by part; each is to be updated before the next is requested."""
+    def parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Yield this replica's state part by part, flat and on the device; update each before requesting the next.
+
+        A part is masters, their reduced gradients, the running means of these and of their squares, and the weights in
+        the compute type, ``None`` where the masters are the weights.
+        """
         for here, place, (master, first, second) in self._through("master", "first_moment", "second_moment"):
-            yield StatePart(master, self.own_gradient[place], first, second, self._weight_of(here, place))
+            yield master, self.own_gradient[place], first, second, self._weight_of(here, place)
 
     @contextmanager
     def on_device(self, name: str, *quantities: str) -> Iterator[list[torch.Tensor]]:
@@ -420,10 +376,10 @@ class ParamGroup:
         """Set all moments to zero."""
         for moment in (self.first_moment, self.second_moment):
             moment.zero_()
-        if self.tier is not None:
+        if self.tier:
             self._buffers.wait()
-            for name in self.tier.state.keys() - {"master"}:
-                self.tier.state[name].zero_()
+            for name in self.tier.keys() - {"master"}:
+                self.tier[name].zero_()
 
     def _through(self, *quantities: str, store: bool = True) -> Iterator[tuple[slice, slice, list[torch.Tensor]]]:
         """Go through quantities of this replica's state: first those on the device, then the host's, chunk by chunk.
@@ -437,8 +393,8 @@ class ParamGroup:
         """
         parts = [(slice(0), slice(0, self._resident))] if self._resident else []
         chunk = STAGED_CHUNK
-        if self.tier is not None:  # a custom update's buffers are as large as its weights, which may be smaller
-            away = len(self.tier.state.keys() & set(quantities))
+        if self.tier:  # a custom update's buffers are as large as its weights, which may be smaller
+            away = len(self.tier.keys() & set(quantities))
             chunk = min(chunk, self._buffers.elements // max(away, 1) // BLOCK * BLOCK)
         for here, place in self._own_parts(self._resident, len(self.own_gradient)):
             for at in range(0, place.stop - place.start, chunk):
@@ -463,14 +419,14 @@ class ParamGroup:
         return [next(copies) if self._is_away(name, place) else self._where(name, place)[0] for name in quantities]
 
     def _is_away(self, quantity: str, place: slice) -> bool:
-        return self.tier is not None and quantity in self.tier.state and place.stop > self.tier.begin
+        return quantity in self.tier and place.stop > self._resident
 
     def _where(self, quantity: str, place: slice) -> list[torch.Tensor]:
         """Return its parts: the one on the device, and the one on the host."""
         resident: torch.Tensor = getattr(self, quantity)
-        if self.tier is None or not self._is_away(quantity, place):
+        if not self._is_away(quantity, place):
             return [resident[place]]
-        begin, host = self.tier.begin, self.tier.state[quantity]
+        begin, host = self._resident, self.tier[quantity]
         away = host[max(0, place.start - begin) : place.stop - begin]
         return [resident[place.start :], away] if place.start < begin else [away]
 
@@ -593,7 +549,7 @@ class ParamGroup:
         """Give all replicas the updated weights."""
         if not self.sharded:
             return
-        if self.own_weight is None and self.tier is not None:
+        if self.own_weight is None and self.tier:
             for here, place in self._own_parts(0, self._resident):
                 self._weight[here].copy_(self.master[place])
             updated = [self._weight[own] for own in self._own]  # for a gather into the same memory
@@ -617,18 +573,16 @@ class ParamGroup:
 
     def pieces(self) -> Iterator[StateSlice]:
         """Yield this rank's state; the host's part is up to date, and stays so until an update."""
-        if self.tier is not None:
+        if self.tier:
             self._buffers.wait()
         quantities = ("master", "first_moment", "second_moment")[: 1 + self.kind.moments]
         on_host = self._own_parts(self._resident, len(self.own_gradient))
         for here, place in (*self._own_parts(0, self._resident), *on_host):
-            for box in self._layout.boxes_within(here.start, here.stop):
-                begin = place.start + box.begin - here.start
+            for name, offsets, sizes, begin in self._layout.boxes_within(here.start, here.stop):
+                first = place.start + begin - here.start
                 for quantity in quantities:
-                    (flat,) = self._where(quantity, slice(begin, begin + prod(box.sizes)))
-                    yield StateSlice(
-                        box.name, quantity, self._layout.shapes[box.name], box.offsets, flat.view(box.sizes)
-                    )
+                    (flat,) = self._where(quantity, slice(first, first + prod(sizes)))
+                    yield StateSlice(name, quantity, self._layout.shapes[name], offsets, flat.view(sizes))
 
 
 # The global norm of the gradients, and clipping by it.

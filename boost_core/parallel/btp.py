@@ -558,9 +558,7 @@ class BottleneckTensorParallel:
         latent_Tr = self.deferred.product(normed_Td, down_dr)
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
-    def start(
-        self, partial: PartialLatents, epilogue: Epilogue | None = None
-    ) -> Callable[[], Latents]:  # fmt: skip
+    def start(self, partial: PartialLatents, epilogue: Epilogue | None = None) -> Callable[[], Latents]:
         """Start one all-reduce of all g latents; in the backward pass, one of their gradients.
 
         Args:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from statistics import median_low
 from typing import Any, Protocol, cast
@@ -138,8 +139,8 @@ class CommunicationLedger:
     @contextmanager
     def recorded(self, timed: bool) -> Iterator["Recording"]:
         """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
-        before, recording = (self._totals, self.unread, self.timed), Recording({}, [])
-        self._totals, self.unread, self.timed = recording.totals, recording.times, timed
+        before, recording = (self._totals, self.unread, self.timed), (dict[Entry, Totals](), list[_Times]())
+        (self._totals, self.unread), self.timed = recording, timed
         try:
             yield recording
         finally:
@@ -147,23 +148,16 @@ class CommunicationLedger:
 
     def replay(self, recording: "Recording") -> None:
         """Count a recording that the device repeats; if it does so without the events, with their newest times."""
-        for entry, totals in recording.totals.items():
+        counted, times = recording
+        for entry, totals in counted.items():
             self._totals[entry] = self._totals.get(entry, Totals()) + totals
-        self.unread += recording.times
+        self.unread += times
 
     def clear(self) -> None:
         """Start from zero."""
         self._totals.clear()
         self.unread.clear()
         self.exposed_seconds.clear()
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Collectives of captured work: their lines, and the events that each replay records again."""
-
-    totals: dict[Entry, Totals]
-    times: list["_Times"]
 
 
 class _OnCpu:
@@ -191,6 +185,9 @@ class _Times:
     started: torch.cuda.Event
     begun: torch.cuda.Event
     resumed: torch.cuda.Event
+
+
+Recording = tuple[dict[Entry, Totals], list[_Times]]  # what a ledger has counted while a graph was captured
 
 
 class _OnCuda:
@@ -263,11 +260,9 @@ class Communicator:
         if symmetric is not None and symmetric.takes(tensor):
             entry = Entry("symmetric_all_reduce", self._dimension, purpose)
             return self._ledger.start(entry, tensor, lambda: symmetric.start(tensor, epilogue))
-        return self._ledger.start(
-            Entry("all_reduce", self._dimension, purpose),
-            tensor,
-            lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True),
-        )
+        entry = Entry("all_reduce", self._dimension, purpose)
+        launch = partial(dist.all_reduce, tensor, operation, group=self._group, async_op=True)
+        return self._ledger.start(entry, tensor, launch)
 
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""
@@ -313,11 +308,8 @@ class Communicator:
             purpose: The purpose, for the ledger.
         """
         comes, goes = map(list, rows)
-        return self._ledger.start(
-            Entry("all_to_all", self._dimension, purpose),
-            payload,
-            lambda: dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True),
-        )
+        launch = partial(dist.all_to_all_single, received, payload, comes, goes, self._group, async_op=True)
+        return self._ledger.start(Entry("all_to_all", self._dimension, purpose), payload, launch)
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""
@@ -335,11 +327,8 @@ class Communicator:
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
     ) -> Pending:
-        return self._ledger.start(
-            Entry(kind, self._dimension, purpose),
-            payload,
-            lambda: collective(out, payload, group=self._group, async_op=True),
-        )
+        launch = partial(collective, out, payload, group=self._group, async_op=True)
+        return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
 
 
 # The clock of a step: how its time is divided among its parts.

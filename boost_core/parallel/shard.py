@@ -144,9 +144,7 @@ def make_weights(
     replace_weights(model, shard)
 
 
-def allocate_weights(
-    model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device,
-) -> None:  # fmt: skip
+def allocate_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:
     """A ``WeightMaker`` without values: for weights that are loaded, or drawn if there is nothing to load."""
     del rank, seed
     replace_weights(model, lambda _, spec: torch.empty(shard_shape(spec, axes, size), device=device))

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from boost_core.config.base import Config, Moment
+from boost_core.config.base import Config, Moment, Share
 from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import (
@@ -459,7 +459,7 @@ class Profile:
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
         """Return the profile to expect from a data sheet."""
-        precision = "bf16" if precision == "fp8" else precision
+        precision = computed_in(precision)
         peak = device.tflops[precision] * 1e12
         products, attention = device.shares.products, device.shares.attention
         launching, by_length = _CALLS_OF_A_BLOCK * _CALL_SECONDS, device.shares.cudnn
@@ -727,10 +727,8 @@ class MeasuredLink(Config):
     ranks: int = Field(ge=2, le=65_536)
     base_seconds: Seconds = Field(description="α for this number of ranks.")
     bytes_per_second: Rate = Field(description="β of each rank.")
-    overlap: float = Field(
-        ge=0,
-        le=1,
-        description="Share of the shorter of an all-reduce and a product that is saved if both run concurrently.",
+    overlap: Share = Field(
+        description="Share of the shorter of an all-reduce and a product that is saved if both run concurrently."
     )
     symmetric_memory: SymmetricMemoryConfig | None = Field(
         None, description="Sizes up to which symmetric memory was faster, for parallelism.symmetric_memory."
@@ -809,8 +807,7 @@ class MeasuredProfile(Config):
         device = device_named(self.device)
         host_bandwidth = self.host_bandwidth
         if host_bandwidth is None:
-            known = None if device is None else LINK_EFFICIENCY * device.host_bandwidth
-            host_bandwidth = otherwise.profile.host_bandwidth if known is None else known
+            host_bandwidth = LINK_EFFICIENCY * device.host_bandwidth if device else otherwise.profile.host_bandwidth
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,

@@ -379,55 +379,6 @@ def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Seq
     return extremes
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """What does not depend on what a rank's blocks keep; bytes unless something else is said.
-
-    Attributes:
-        weights: As in ``RankMemory``.
-        gradients: Gradient accumulators.
-        optimizer: As in ``RankMemory``.
-        under_way: Gradients being sent during the backward pass.
-        ahead: What is sent ahead of it.
-        buffers: Buffers of the pipeline, the batch and rotary angles.
-        beside_block: A block's backward pass besides activations: of context parallelism, and a weight's gradient.
-        embedding: The embedding's gradient.
-        head: Memory of the head and the loss.
-        logits: A chunk's logits and the hidden vectors that they are computed from, with both gradients.
-        head_norm: Backward pass through the final norm.
-        update: What LORO's or Muon's update takes.
-        starting: Peak at the start.
-        host: State in the host's memory.
-        copies: As in ``RankMemory``.
-        besides_blocks: What each stage keeps of a micro-batch besides its blocks.
-        owed: What each stage keeps of a micro-batch for deferred weight gradients.
-        remote_tasks: What a block saves of moved attention tasks if its attention is not recomputed.
-        moments: Micro-batches in flight, moment by moment.
-        may_capture: Whether steps are captured if no block is on the host.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    under_way: int
-    ahead: int
-    buffers: int
-    beside_block: int
-    embedding: int
-    head: int
-    logits: int
-    head_norm: int
-    update: int
-    starting: int
-    host: int
-    copies: int
-    besides_blocks: Sequence[int]
-    owed: Sequence[int]
-    remote_tasks: int
-    moments: frozenset[InHand]
-    may_capture: bool
-
-
 class PipelineRank:
     """One pipeline rank.
 
@@ -449,28 +400,28 @@ class PipelineRank:
         split = BlockSplit.of(job.parallelism)
         self._each = activations(job.model, split, self._element, job.resources.gpus_per_worker > 0)
         self._tokens = rank_tokens(job)
+        self._prepare()
 
     def keeping(self, modes: Sequence[ModeRuns]) -> "PipelineRank":
         """Return the rank with its stages' blocks in these modes; what does not depend on them is computed once."""
-        _ = self._fixed
         other = copy(self)
         other._runs = tuple(modes)
         return other
 
     def memory(self) -> RankMemory:
         """Return the rank's peak memory."""
-        fixed, each, tokens = self._fixed, self._each, self._tokens
-        state = fixed.weights + fixed.gradients + fixed.optimizer
+        each, tokens = self._each, self._tokens
+        state = self._weights + self._gradients + self._optimizer
         on_host = any(TRAITS[mode].on_host for modes in self._runs for mode, _ in modes)
 
         # Activations once the last of the micro-batches in flight has gone through, and what is in transit to the host.
         saved, in_transit = [], []
-        for stage, modes, besides in zip(self._stages, self._runs, fixed.besides_blocks, strict=True):
+        for stage, modes, besides in zip(self._stages, self._runs, self._besides_blocks, strict=True):
             # A stage keeps its input on the device, whatever its first block keeps.
             begins = each.stream_start() if stage.first else each.residual * self._element
             a_token = self._of_blocks(stage.layers, modes) + (begins if TRAITS[modes[0][0]].on_host else 0)
             keep_attention = sum(count for mode, count in modes if TRAITS[mode].again != "all")
-            alone = self._by_itself(modes) + keep_attention * fixed.remote_tasks
+            alone = self._by_itself(modes) + keep_attention * self._remote_tasks
             saved.append(a_token * tokens + alone + besides)
             begin, a_token = stage.layers.start, 0  # of the stage's last block that offloads
             for mode, count in modes:
@@ -481,48 +432,48 @@ class PipelineRank:
                     a_token -= begins if last == stage.layers.start else 0
                 begin += count
             in_transit.append(tokens * a_token)
-        most = max(_in_flight_bytes(moment, saved, fixed.owed) for moment in fixed.moments)
-        saved_bytes = most + max(in_transit) + fixed.buffers
+        most = max(_in_flight_bytes(moment, saved, self._owed) for moment in self._moments)
+        saved_bytes = most + max(in_transit) + self._buffers
 
         block = tokens * max(map(self._blocks_backward, self._stages, self._runs))
-        backward = max(block + fixed.beside_block, fixed.embedding, fixed.head_norm)
-        step = state + saved_bytes + max(backward + fixed.under_way, fixed.head + fixed.ahead)
-        if fixed.may_capture and not on_host:  # the only rank of a pipeline has all modes
+        backward = max(block + self._beside_block, self._embedding, self._head_norm)
+        step = state + saved_bytes + max(backward + self._under_way, self._head + self._ahead)
+        if self._may_capture and not on_host:  # the only rank of a pipeline has all modes
             # An evaluation peaks with a block's activations, and the head's.
             crossed = receives = self._job.model.crosses_into(self._stages[-1].layers[-1])
             block = tokens * (each.block(crossed, receives, "none") + each.residual * self._element)
-            evaluation = block + self._by_itself(self._runs[0]) + tokens * each.head() + fixed.logits
-            step += max(fixed.update, evaluation)
-        total = max(step, fixed.starting, state + fixed.update)
+            evaluation = block + self._by_itself(self._runs[0]) + tokens * each.head() + self._logits
+            step += max(self._update, evaluation)
+        total = max(step, self._starting, state + self._update)
 
-        host = fixed.host
+        host = self._host
         if on_host:  # all micro-batches in flight: ``parallel.offload``
             of_stages = [
                 tokens * self._of_blocks(stage.layers, modes, on_host=True)
                 for stage, modes in zip(self._stages, self._runs, strict=True)
             ]
-            host += max(_in_flight_bytes(moment, of_stages, (0,) * len(of_stages)) for moment in fixed.moments)
+            host += max(_in_flight_bytes(moment, of_stages, (0,) * len(of_stages)) for moment in self._moments)
         return RankMemory(
-            fixed.weights, fixed.gradients + fixed.under_way, fixed.optimizer, saved_bytes + backward, fixed.head,
-            total, host, fixed.copies,
+            self._weights, self._gradients + self._under_way, self._optimizer, saved_bytes + backward, self._head,
+            total, host, self._copies,
         )  # fmt: skip
 
-    @cached_property
-    def _fixed(self) -> _Fixed:
+    def _prepare(self) -> None:
+        """Compute what does not depend on what blocks keep; bytes unless something else is said."""
         job, each, element, tokens = self._job, self._each, self._element, self._tokens
         model, parallelism, training = job.model, job.parallelism, job.training
         micro_batches = training.micro_batches(parallelism.data_parallel_size)
         one_stage, late = parallelism.pipeline_schedule == "1f1b", parallelism.pipeline_schedule == "zero_bubble"
         groups, largest = state_bytes(job, self._stages, element), largest_weight(job, self._stages)
         weights = sum(group.weights for group in groups)
-        copies = state_copies(job)
 
         # What neighbours send: the input of each micro-batch in flight, and the gradient of the output for a backward
         # pass. The schedules of several stages post a transfer of each ahead, and wait for what they have sent at the
         # end of a step, and keep it until then.
         width = each.residual * element
         received_ahead, sent_before = (0, 0) if one_stage else (1, micro_batches)
-        buffers, besides_blocks, index = 0, [], index_bytes(job, each.query // model.head_size)
+        buffers, index = 0, index_bytes(job, each.query // model.head_size)
+        self._besides_blocks = list[int]()  # what each stage keeps of a micro-batch besides its blocks
         for stage in self._stages:
             # Bytes per token that come into a stage and leave it, with the latents of LaX.
             received, sent = (
@@ -533,7 +484,7 @@ class PipelineRank:
             a_token = each.embedding() if stage.first else received - width  # latents of LaX besides the stream
             if not stage.last and one_stage:  # otherwise among what was sent
                 a_token += sent
-            besides_blocks.append(a_token * tokens + len(stage.layers) * index)
+            self._besides_blocks.append(a_token * tokens + len(stage.layers) * index)
 
         # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
         sequences = training.micro_batch_size * micro_batches
@@ -549,66 +500,58 @@ class PipelineRank:
         rotary = 24 * (training.sequence_length + own) * model.head_size // 2
 
         # A block's backward pass; fp8 has 8-bit operands, for one product at a time.
-        beside_block = self._context() + head_bytes(job)
+        self._beside_block = self._context() + head_bytes(job)
         if training.precision == "fp8" and each.kernels:
-            beside_block += tokens * each.fp8_operand() + largest
-        beside_block += (2 * element + PRECISE) * largest
+            self._beside_block += tokens * each.fp8_operand() + largest
+        self._beside_block += (2 * element + PRECISE) * largest
 
         # A CPU makes a copy of a bf16 gradient to add it to an fp32 sum.
         copied = PRECISE if not each.kernels and element < PRECISE else 0
         table = model.vocab_size * model.hidden_size // parallelism.tensor_parallel_size
         vocabulary = model.vocab_size // parallelism.tensor_parallel_size
         chunk = min(tokens, max(1, _CHUNK_ELEMENTS // vocabulary))
-        logits = chunk * vocabulary * element * (1 if chunk == tokens else 2)
+        self._logits = chunk * vocabulary * element * (1 if chunk == tokens else 2)
         if not each.kernels:
             # Their gradient is not computed in place, and bf16 logits are copied.
-            logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
-        logits += (tokens + chunk) * model.hidden_size * element
-        head = 0
+            self._logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
+        self._logits += (tokens + chunk) * model.hidden_size * element
+        self._head = 0
         if self.ends:
             gradients = element + copied
             if model.tie_embeddings:  # else products are added to the gradient's sum
                 tied = element if each.sharding.residual else 0
                 gradients = PRECISE + max(element + tied, element + copied)
-            head = tokens * each.head() + logits + gradients * table
+            self._head = tokens * each.head() + self._logits + gradients * table
 
         # LORO holds all factors' directions at once; Muon one factor's and its Gram matrices, also in float64.
-        update = 0
+        self._update = 0
         if job.optimizer.loro is not None:
-            update = PRECISE * (weights // element)
+            self._update = PRECISE * (weights // element)
         elif job.optimizer.muon is not None:
             grams = _GRAM_MATRICES * model.bottleneck_rank**2 * _MOST_PROJECTIONS
-            update = 5 * PRECISE * largest + 2 * PRECISE * grams
+            self._update = 5 * PRECISE * largest + 2 * PRECISE * grams
 
         # Deferred weight gradients need inputs and output gradients of all products: about what a block keeps without
         # recomputation.
-        owed = [
+        self._owed = [
             tokens * self._of_blocks(stage.layers, (("none", len(stage.layers)),)) if late else 0
             for stage in self._stages
         ]
+        self._weights = weights
+        self._gradients = sum(group.gradients for group in groups)
+        self._optimizer = sum(group.optimizer for group in groups) + staging_bytes(groups)
+        self._under_way = sum(group.under_way for group in groups)  # gradients sent during the backward pass
+        self._ahead = sum(group.ahead for group in groups)  # what is sent ahead of it
+        self._buffers = buffers + batch + rotary
+        self._embedding = (element + copied) * table if self._stages[0].first else 0  # its gradient
+        self._head_norm = tokens * each.head_norm_backward() if self.ends else 0
+        self._starting = starting_peak(groups) + rotary  # peak at the start
+        self._host = sum(group.host for group in groups)  # state there
+        self._copies = state_copies(job) * sum(group.copy for group in groups)
+        self._remote_tasks = saved_task_bytes(job)  # of moved tasks, in a block whose attention is not recomputed
         alone = parallelism.pipeline_parallel_size == 1
-        return _Fixed(
-            weights=weights,
-            gradients=sum(group.gradients for group in groups),
-            optimizer=sum(group.optimizer for group in groups) + staging_bytes(groups),
-            under_way=sum(group.under_way for group in groups),
-            ahead=sum(group.ahead for group in groups),
-            buffers=buffers + batch + rotary,
-            beside_block=beside_block,
-            embedding=(element + copied) * table if self._stages[0].first else 0,
-            head=head,
-            logits=logits,
-            head_norm=tokens * each.head_norm_backward() if self.ends else 0,
-            update=update,
-            starting=starting_peak(groups) + rotary,
-            host=sum(group.host for group in groups),
-            copies=copies * sum(group.copy for group in groups),
-            besides_blocks=besides_blocks,
-            owed=owed,
-            remote_tasks=saved_task_bytes(job),
-            moments=frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches),
-            may_capture=captures_steps(job),
-        )
+        self._moments = frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches)
+        self._may_capture = captures_steps(job)  # if no block is on the host
 
     def _by_itself(self, modes: ModeRuns) -> int:
         """Extra bytes kept by attention that takes one document or one window at a time."""

@@ -18,6 +18,7 @@ best by the formula (``throughput``) are simulated. ``tests/planning_truth.py`` 
 search of all cuts.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -220,15 +221,15 @@ class RankMix:
         on_device = self._best
         if _ON_HOST not in self._costs.modes or self._cheapest_with(1) >= self._least:
             return LeastCostly(on_device, on_device)
+
         # The most blocks for which the host has room; first whether there is room for all.
-        most, too_many, count = 0, self._blocks + 1, self._blocks
-        while too_many - most > 1:
-            mix: Counts = {_ON_HOST: count, self._costs.on_device[0]: self._blocks - count}
-            if self._rank.keeping(self._runs(mix)).memory().host <= self._room:
-                most = count
-            else:
-                too_many = count
-            count = (most + too_many) // 2
+        def too_many(count: int) -> bool:
+            offloading: Counts = {_ON_HOST: count, self._costs.on_device[0]: self._blocks - count}
+            return self._rank.keeping(self._runs(offloading)).memory().host > self._room
+
+        most = self._blocks
+        if too_many(most):
+            most = bisect_left(range(1, most), True, key=too_many)
         if not most:
             return LeastCostly(on_device, on_device)
         captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
@@ -246,7 +247,7 @@ class RankMix:
                 if before[mode] and (after != _ON_HOST or before.get(_ON_HOST, 0) < most)
             )
             for seconds, mode, after in saving:
-                mix = {**before, mode: before[mode] - 1, after: before.get(after, 0) + 1}
+                mix: Counts = {**before, mode: before[mode] - 1, after: before.get(after, 0) + 1}
                 if seconds < 0 and self._fits(mix):
                     self._consider(mix)
                     counts = mix
@@ -327,13 +328,11 @@ class RankMix:
         rest = self._blocks - sum(fixed.values())
         if most < 0 or not self._fits({**fixed, dearer: most, cheaper: rest - most}):
             return None
-        too_few, enough = -1, most
-        while enough - too_few > 1:
-            count = (too_few + enough) // 2
-            if self._fits({**fixed, dearer: count, cheaper: rest - count}):
-                enough = count
-            else:
-                too_few = count
+
+        def fits(count: int) -> bool:
+            return self._fits({**fixed, dearer: count, cheaper: rest - count})
+
+        enough = bisect_left(range(most), True, key=fits)
         return {**fixed, dearer: enough, cheaper: rest - enough}
 
     def _consider(self, counts: Counts) -> None:
@@ -377,12 +376,8 @@ class CutPlan:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _RankPlan:
-    """What a rank's blocks keep, ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks."""
-
-    mixes: LeastCostly | None
-    cost: float
+# What a rank's blocks keep, ``None`` if nothing fits; and its least seconds, or else the bytes that it lacks.
+_RankPlan = tuple[LeastCostly | None, float]
 
 
 class Cuts:
@@ -419,9 +414,7 @@ class Cuts:
                 return None
             best, lacks = self._plan(sizes), self._lacks(sizes)
         while True:
-            estimates = nsmallest(
-                _SIMULATED, {(self._estimate(best, sizes, each), each) for each in self._moves(sizes)}
-            )
+            estimates = {(self._estimate(best, sizes, each), each) for each in self._moves(sizes)}
             likely = nsmallest(_SIMULATED, estimates)
             simulated = [(plan.seconds, each, plan) for _, each in likely if (plan := self._plan(each))]
             shortest = min(simulated, key=lambda each: each[:2], default=None)
@@ -444,8 +437,8 @@ class Cuts:
     def _moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Cuts with one block moved from a stage of the limiting ranks to any other stage."""
         plans = self._rank_plans(sizes)
-        unfit = [rank for rank, plan in enumerate(plans) if plan.mixes is None]
-        for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank].cost):
+        unfit = [rank for rank, (mixes, _) in enumerate(plans) if mixes is None]
+        for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank][1]):
             for source in range(rank, len(sizes), self._size):
                 for target in range(len(sizes)):
                     if sizes[source] > 1 and target != source:
@@ -465,10 +458,10 @@ class Cuts:
 
     def _lacks(self, sizes: Sequence[int]) -> float:
         """Bytes lacking on the ranks that do not fit."""
-        return sum(plan.cost for plan in self._rank_plans(sizes) if plan.mixes is None)
+        return sum(cost for mixes, cost in self._rank_plans(sizes) if mixes is None)
 
     def _plan(self, sizes: Sequence[int]) -> CutPlan | None:
-        mixes = [plan.mixes for plan in self._rank_plans(sizes) if plan.mixes is not None]
+        mixes = [each for each, _ in self._rank_plans(sizes) if each is not None]
         if len(mixes) < self._size:
             return None
         plans = []
@@ -493,9 +486,9 @@ class Cuts:
                     mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
                 if mixes is not None and mixes.least is not None:
                     head = self._step.of_the_head() if rank.ends else 0.0
-                    self._ranks[key] = _RankPlan(mixes, self._costs.of(mixes.least, rank.ends) + head)
+                    self._ranks[key] = mixes, self._costs.of(mixes.least, rank.ends) + head
                 else:
                     in_room = [memory.total for memory in by_mode if memory.host <= max(room, by_mode[0].host)]
-                    self._ranks[key] = _RankPlan(None, min(in_room) - self._limit)
+                    self._ranks[key] = None, min(in_room) - self._limit
             plans.append(self._ranks[key])
         return plans

@@ -296,27 +296,20 @@ def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> fr
     size = parallelism.pipeline_parallel_size
     if parallelism.pipeline_schedule == "1f1b":
         return frozenset({((min(micro_batches, size - rank), 0), (0, 0))})
-    late = parallelism.pipeline_schedule == "zero_bubble"
-    return _of_two_stages(size, rank, min(micro_batches, _IN_HAND_ROUNDS * size), late)
+    return _of_two_stages(parallelism.pipeline_schedule, size, rank, min(micro_batches, _IN_HAND_ROUNDS * size))
 
 
 @lru_cache(maxsize=4096)
-def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> frozenset[InHand]:
-    passes = 2 * micro_batches
-    warm_up = min(size + (1 if late else 2) * (size - 1 - rank), passes)
+def _of_two_stages(schedule: str, size: int, rank: int, micro_batches: int) -> frozenset[InHand]:
     moment, moments = 0, [0]
-    for step in range(passes + warm_up):
-        if step < passes:
-            moment += _KEPT[step // size % 2]
-            moments.append(moment)
-        if (backward := step - warm_up) < 0:
-            continue
-        stage = 1 - backward // size % 2
-        moment += (_OWED[stage] if late else 0) - _KEPT[stage]
+    for kind, stage, _ in passes(schedule, size, rank, micro_batches):
+        if kind == FORWARD:
+            moment += _KEPT[stage]
+        elif kind == BACKWARD:
+            moment += (_OWED[stage] if schedule == "zero_bubble" else 0) - _KEPT[stage]
+        else:
+            moment -= _OWED[stage]
         moments.append(moment)
-        if late and backward >= rank:  # the weight gradients of an earlier backward pass
-            moment -= _OWED[1 - (backward - rank) // size % 2]
-            moments.append(moment)
     # What grows with the counts never peaks midway between two other moments alone.
     between = {
         moment

@@ -504,9 +504,10 @@ def _exchanges(
 # the ACM 17, 1974). Three things are different here. A checkpoint is written while training goes on, so δ is what of
 # the copy to the host's memory no pass hides, and what is done while it is written has to be repeated as well. A copy
 # that passes hide has δ = 0, and would be due all the time; but it takes bandwidth of both memories and the network,
-# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, and at
-# least twice the time of writing, after which a store that is half as fast as planned is done. And where peers' memory
-# has the state, only the few steps since its newest copy are repeated.
+# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, or of
+# what steps wait where the next copy waits for the store, and at least twice the time of writing, after which a store
+# that is half as fast as planned is done. And where peers' memory has the state, only the few steps since its newest
+# copy are repeated.
 
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
 GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
@@ -660,7 +661,8 @@ def planned_run(
     goodput = best = practical = None
     if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
-        best_seconds = _best_interval(copied / machine.profile.host_bandwidth, between)
+        delta = max(copied / machine.profile.host_bandwidth, stalls(training.steps)[0])
+        best_seconds = _best_interval(delta, between)
         best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(best_seconds / step))
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
 
@@ -1005,11 +1007,12 @@ def presets() -> PresetList:
     """Return all presets with their parameter counts in each family."""
     listed = []
     for name, sizes in PRESETS.items():
-        model = {"preset": name, "vocab_size": _PRESET_VOCABULARY}
-        models = {family: ModelConfig.model_validate(model | {"family": family}) for family in get_args(FamilyName)}
-        counts = {family: parameter_count(each) for family, each in models.items()}
+        counts = {}
+        for family in get_args(FamilyName):
+            model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
+            counts[family] = parameter_count(model)
         shown = {field: size for field, size in sizes.items() if field in Preset.model_fields}
-        listed.append(Preset(name=name, vocab_size=_PRESET_VOCABULARY, parameters=counts, **shown))
+        listed.append(Preset(name=name, **shown, vocab_size=_PRESET_VOCABULARY, parameters=counts))
     return PresetList(presets=tuple(sorted(listed, key=lambda preset: preset.parameters["dense"])))
 
 

@@ -77,6 +77,7 @@ _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
 _MOST_EFFORT = 30_000  # limit for further cuts; a pipeline takes about the square of its stages times its blocks
 _MOST_BEGUN = 16  # pipelines for which other cuts are tried
 _WORTH_SAYING = 0.01  # share of a step
+_CHANGE = 0.2  # share by which inputs are changed to find those that matter
 _NO_COPIES = HostCopies()
 
 
@@ -543,17 +544,15 @@ def longer(other: Choice, first: Choice) -> str:
     return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if more[name] > 0 else "as long"
 
 
-def sensitivities(
-    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, change: float = 0.2
-) -> Iterator[str]:
-    """List the inputs that, changed by the share ``change``, would change the first choice, and to what."""
+def sensitivities(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float) -> Iterator[str]:
+    """List the inputs that, changed by the share ``_CHANGE``, would change the first choice, and to what."""
     first = search(spec, gpus, machine, device_bytes, 1).choices
-    ways = (_scaled(machine, device_bytes, 1 + sign * change) for sign in (-1, 1))
+    ways = (_scaled(machine, device_bytes, 1 + sign * _CHANGE) for sign in (-1, 1))
     for both in zip(*ways, strict=True):
         for sign, (name, scaled, memory) in zip((-1, 1), both, strict=True):
             other = search(spec, gpus, scaled, memory, 1).choices
             if [*map(str, other)] != [*map(str, first)]:
-                yield f"with {name} {sign * change:+.0%}: {other[0] if other else 'nothing would fit'}"
+                yield f"with {name} {sign * _CHANGE:+.0%}: {other[0] if other else 'nothing would fit'}"
 
 
 def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tuple[str, Machine, float]]:

@@ -91,9 +91,7 @@ class MemoryState(Generic[Owner]):
     owners: Mapping[SnapshotKey, Owner]
 
 
-def newest_whole_state(
-    stores: Iterable[tuple[Owner, Sequence[SnapshotIndex]]],
-) -> MemoryState[Owner] | None:
+def newest_whole_state(stores: Iterable[tuple[Owner, Sequence[SnapshotIndex]]]) -> MemoryState[Owner] | None:
     """Return the newest state of which the owners together hold all ranks' snapshots; ``None`` if there is none.
 
     Args:

@@ -305,13 +305,9 @@ class Step:
     """
 
     def __init__(
-        self,
-        job: JobSpec,
-        layout: Layout,
-        machine: Machine,
-        order: Sequence[str] = ORDER,
+        self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER,
         modes: Sequence[RecomputeMode] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         shape = job.training.sequence_length, job.model.head_size
         self._profile = machine.profile.attending(attention_kernel(job), *shape)
         self._cluster, self._order = machine.cluster, order
@@ -333,14 +329,10 @@ class Step:
         self._stages: list[Sequence[Stage]] = [stages[rank::size] for rank in range(size)]
         self._rank_modes: list[Mapping[RecomputeMode, int]] = []  # of each rank: how many blocks are in each mode
         for own in self._stages:
-            if isinstance(job.parallelism.recompute, tuple):
-                counts: Counter[RecomputeMode] = Counter()
-                for stage in own:
-                    for mode, count in job.parallelism.modes(stage.index, len(stage.layers)):
-                        counts[mode] += count
-                self._rank_modes.append(counts)
-            else:
-                self._rank_modes.append(dict(job.parallelism.modes(0, sum(len(stage.layers) for stage in own))))
+            counts: Counter[RecomputeMode] = Counter()
+            for stage in own:
+                counts.update(dict(job.parallelism.modes(stage.index, len(stage.layers))))
+            self._rank_modes.append(counts)
         self._cached_stages: dict[Factors, list[list[StageSeconds]]] = {}
 
     def _place(self, job: JobSpec, layout: Layout) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from operator import add
 
 from boost_core.architecture import (
     MATRICES,
@@ -45,7 +46,7 @@ from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, Activation, M
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, RecomputeMode
 from boost_core.hardware import BYTES, peak_flops_per_second
 
-_PRECISE = BYTES["fp32"]
+PRECISE = BYTES["fp32"]  # bytes of statistics, sums and masters
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,7 @@ class Work:
     outputs: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.product_flops + other.product_flops,
-            self.attention_flops + other.attention_flops,
-            self.moved_bytes + other.moved_bytes,
-            self.starts + other.starts,
-            self.fp8_flops + other.fp8_flops,
-            self.outputs + other.outputs,
-        )
+        return Work(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
@@ -168,14 +162,9 @@ def pairs_of_token(job: JobSpec) -> float:
 
 @lru_cache(1024)
 def _block_work(
-    model: ModelConfig,
-    parallelism: ParallelismConfig,
-    mode: RecomputeMode,
-    tokens: int,
-    pairs: float,
-    precision: str,
+    model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode, tokens: int, pairs: float, precision: str,
     scored: int,
-) -> Passes:
+) -> Passes:  # fmt: skip
     element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
     products = block_products(model, parallelism, tokens)
@@ -218,7 +207,7 @@ def _block_work(
     apart = parallelism.recompute_text not in ("none", "auto") or parallelism.context_parallel_size > 1
     apart = apart or TRAITS[mode].again != "nothing"
     parts = 2 if parallelism.split_micro_batch and apart else 1
-    sums = Work(moved_bytes=(element + 2 * _PRECISE) * weights * parts)
+    sums = Work(moved_bytes=(element + 2 * PRECISE) * weights * parts)
     gradients = sum((work.weight_gradients for _, work in works), sums)
     return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
@@ -252,7 +241,7 @@ def head_work(job: JobSpec) -> Passes:
     hidden = job.model.hidden_size
     logits = Product(Role.HEAD, tokens, hidden, vocabulary, 1, 1, 1).passes(element)
     pass_over = Work(moved_bytes=2 * element * tokens * vocabulary)
-    weight = Work(moved_bytes=(element + 2 * _PRECISE) * hidden * vocabulary)
+    weight = Work(moved_bytes=(element + 2 * PRECISE) * hidden * vocabulary)
     again = logits.forward + pass_over
     return Passes(again, again + logits.backward, logits.weight_gradients + weight)
 
@@ -262,7 +251,7 @@ def embedding_work(job: JobSpec) -> Work:
     tokens, element, ranks = rank_tokens(job), BYTES[job.training.precision], job.parallelism.tensor_parallel_size
     table = job.model.vocab_size * job.model.hidden_size // ranks
     # The gradient is zeroed, read, and added to a sum in fp32.
-    return Work(moved_bytes=4 * element * tokens * job.model.hidden_size + (2 * element + 2 * _PRECISE) * table)
+    return Work(moved_bytes=4 * element * tokens * job.model.hidden_size + (2 * element + 2 * PRECISE) * table)
 
 
 # Parameter counts of a model.
@@ -330,11 +319,9 @@ def hardware_flops_per_token(
     model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
 ) -> float:
     """Return the FLOPs that all tensor parallel ranks compute per token, with duplicated and recomputed work."""
-    block, modes = (
-        computed_block_flops_per_token(model, parallelism, sequence_length, attended),
-        parallelism.modes_of_all,
-    )
-    blocks = sum(count * (1 + RECOMPUTED[TRAITS[mode].again]) for mode, count in modes(model.num_hidden_layers).items())
+    block = computed_block_flops_per_token(model, parallelism, sequence_length, attended)
+    modes = parallelism.modes_of_all(model.num_hidden_layers)
+    blocks = sum(count * (1 + RECOMPUTED[TRAITS[mode].again]) for mode, count in modes.items())
     return blocks * block + head_flops_per_token(model)
 
 
@@ -512,7 +499,6 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 # fused one, this overestimates by up to one fp32 residual per block; and by 2r for a recomputed block that receives
 # latents from an svd block into which none cross.
 
-PRECISE = 4  # bytes of statistics, sums and masters
 _REMEMBERED = 1 << 15  # results; a search asks for the same ones for thousands of layouts, which ``activations`` share
 
 # Fields that do not affect how a block is split.
@@ -772,14 +758,8 @@ class Activations:
             latents = (steps + arrived + gate - element * self._projections) * self.latent
             ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
             return saved + more + latents + PRECISE * 2 * self._projections + element * ones
-        latents = 0
-        if self._scaled:
-            latents += (PRECISE - element) * self._normed if copies else 0
-            latents += PRECISE * self._normed if activation else 0
-        elif activation and copies:
-            latents += (PRECISE - element) * self._normed
-        if activation and copies:
-            latents += (PRECISE - element) * (self._projections - self._normed)
+        latents = (PRECISE - element) * (self._projections if activation else self._normed if self._scaled else 0)
+        latents += PRECISE * self._normed if activation and self._scaled else 0
         return saved + more + latents * self.latent
 
 

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
-from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks
+from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks, on_first_rank
 from boost_core.config import JobSpec, Layout
+from boost_core.config.base import StoreUnusable
 from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
 from boost_core.config.model import SparseAttentionConfig
@@ -250,12 +251,7 @@ class RecallWatch:
 logger = logging.getLogger(__name__)
 
 
-def train(
-    spec: JobSpec,
-    reporter: Reporter,
-    membership: Membership | None = None,
-    basis: Basis = NOMINAL,
-) -> Outcome:
+def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = None, basis: Basis = NOMINAL) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
     It continues from the state in memory that it is given. Otherwise it resumes from the newest committed checkpoint of
@@ -291,9 +287,11 @@ def train(
             return complete.finish()
         finally:
             complete.checkpoints.saver.make_way()
-    check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, new=False)
+    length = spec.training.sequence_length
+    check = partial(check_data, spec.data, spec.model.vocab_size, length, new=False)
+    indices = on_first_rank(check, failure=OSError, as_they_are=(ValueError, StoreUnusable))
     prompts = Prompts(spec)  # refused before the text is tokenized, which may take long
-    corpus = load_corpus(spec.data, spec.training.sequence_length)
+    corpus = load_corpus(spec.data, length, indices)
     peak = PeakMemory(device)
     with peak.watched:
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
@@ -449,12 +447,8 @@ class _Run(_StateKeeper):
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        requests = Requests(
-            self._membership.halt.is_set(),
-            self._membership.store.is_set(),
-            put_off,
-            self._next_steer(before + 1) is not None,
-        )
+        halt, store = self._membership.halt.is_set(), self._membership.store.is_set()
+        requests = Requests(halt, store, put_off, self._next_steer(before + 1) is not None)
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.copies.before_update
         comparison = self._comparison
         with comparison.peak.watched if comparison.steps < WATCHED_STEPS else nullcontext():

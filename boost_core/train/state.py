@@ -29,13 +29,7 @@ from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.zero import Gradients
-from boost_core.parallel.communicator import (
-    CommunicationLedger,
-    Communicator,
-    StepClock,
-    StepParts,
-    Totals,
-)
+from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock, StepParts, Totals
 from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
 from boost_core.parallel.symmetric_memory import abort_all, connect

@@ -20,12 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from boost_core.config import JobSpec
-from boost_core.parallel.communicator import (
-    CommunicationLedger,
-    Part,
-    Recording,
-    StepClock,
-)
+from boost_core.parallel.communicator import CommunicationLedger, Part, Recording, StepClock
 from boost_core.plan.machine import attends_on_device
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ def trained(spec: JobSpec) -> tuple[list[float], Whole, int]:
     state.draw()
     losses = losses_of(state, 4)
     tiers = [group.tier for group in state.optimizer.groups if group.tier]
-    return losses, whole_tensors(state), sum(each.numel() for tier in tiers for each in tier.state.values())
+    return losses, whole_tensors(state), sum(each.numel() for tier in tiers for each in tier.values())
 
 
 def saved_and_continued(spec: JobSpec) -> list[float]:

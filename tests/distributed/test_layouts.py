@@ -104,7 +104,7 @@ def job(corpus: Path, family: str, micro: int, layout: Layout, **training: Any) 
 
 def trained(spec: JobSpec, compute_type: torch.dtype, steps: int = STEPS) -> tuple[list[float], Whole]:
     """Losses of some steps, and all state after them."""
-    small_buckets = patch.object(zero.ParamGroup.__init__, "__kwdefaults__", {"bucket_elements": 1 << 11})
+    small_buckets = patch.object(zero, "BUCKET_ELEMENTS", 1 << 11)
     with patch.dict(COMPUTE_TYPES, {spec.training.precision: compute_type}), small_buckets:
         state = TrainState.initial(spec, CPU)
         sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)

@@ -19,6 +19,7 @@ from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.outlook import Outlook
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
+from service.jobs.writes import MOST_COMMANDS
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -180,6 +181,12 @@ def test_profiles(http: httpx.Client, store: JobStore) -> None:
     key = {"Idempotency-Key": "once"}
     answers = [http.post(path, json={"steps": 2}, headers=key) for _ in range(2)]
     assert [len(answer.json()["commands"]) for answer in answers] == [2, 2]
+    for _ in range(MOST_COMMANDS - 2):
+        assert http.post(path, json={}).status_code == 202
+    problem = problem_of(http.post(path, json={}), 409)
+    assert f"{MOST_COMMANDS} drills and profiles wait for its gang; try again in some seconds" in problem["detail"]
+    store.take_commands(job.id)
+    assert http.post(path, json={}).status_code == 202
     problem_of(http.post("/v1/jobs/job-0/profiles", json={}), 404)
 
 

@@ -69,6 +69,7 @@ def test_every_name_leads_to_its_device() -> None:
 
 @pytest.mark.parametrize(("kind", "nearest"), [
     ("H10", "H100"), ("H100-40G", "H100"), ("H100-64G", "H100"), ("A100-20G", "A100-40G"), ("A100-48G", "A100-40G"),
+    ("A100-40", "A100-40G"), ("H100-94", "H100-NVL"), ("L4-40", "L40"),
     ("NVIDIA-A100-SXM-64GB", "A100"), ("H200-40G", "H200"), ("L40-40GB", "L40"),
 ])  # fmt: skip
 def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: str) -> None:

@@ -100,10 +100,21 @@ def test_goodput_from_checkpoints_is_that_of_simulated_failures(every: int) -> N
     assert goodput.from_checkpoints == pytest.approx(useful / now, rel=2e-3)
 
 
-def test_the_best_interval_loses_least() -> None:
+@pytest.mark.parametrize(
+    ("memory_copy", "bandwidth", "conditions"),
+    [(None, 2e7, FAILING), (1, None, RunConditions(mtbf_hours=10_000, store_gigabytes_per_second=1))],
+)
+def test_the_best_interval_loses_least(
+    memory_copy: int | None, bandwidth: float | None, conditions: RunConditions
+) -> None:
+    """Passes hide next to nothing of a copy, or each step's copy in memory waits for the store."""
+
     def at(every: int) -> PlannedRun:
-        spec = job(checkpoint={"every_steps": every}, fault_tolerance={"memory_copy_every_steps": None})
-        return run_of(spec, host_bandwidth=2e7)  # passes hide next to nothing of a copy
+        spec = job(
+            checkpoint={"every_steps": every, "store_wait_seconds": 60},
+            fault_tolerance={"memory_copy_every_steps": memory_copy},
+        )
+        return run_of(spec, conditions, bandwidth)
 
     checkpoint = at(100).checkpoint
     assert checkpoint is not None

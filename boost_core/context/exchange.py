@@ -415,19 +415,9 @@ class KeyMaker:
     sinks: GradientSinks = field(default_factory=GradientSinks)
 
 
-@dataclass(frozen=True)
-class KeyLatents:
-    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
-
-    Attributes:
-        of_keys: ``[T, r]``.
-        of_values: The same.
-        maker: Makes them.
-    """
-
-    of_keys: torch.Tensor
-    of_values: torch.Tensor
-    maker: KeyMaker
+# What keys and what values are made from, ``[T, r]`` each, and what makes them: ranks that attend to them may receive
+# these, and make them themselves.
+KeyLatents = tuple[torch.Tensor, torch.Tensor, KeyMaker]
 
 
 @dataclass(frozen=True)
