@@ -152,6 +152,20 @@ def test_an_empty_folder_is_said_in_a_line(tmp_path: Path, command: list[str]) -
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("command", [("generate", "--prompt", "x"), ("export", "out"), ("eval", "--tasks", "tests")])
+def test_a_place_without_checkpoints_is_refused_before_the_trainer_is_loaded(
+    tmp_path: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.cli.commands.checkpoints.run_trainer", lambda *_: 99)
+    name, *options = command
+    result = run_boost(name, tmp_path, *options)
+    assert (result.exit_code, result.stderr) == (
+        2, f"error: {tmp_path} holds no committed checkpoint; check the URL\n",
+    )  # fmt: skip
+    absent = run_boost("eval", tmp_path, "--tasks", tmp_path / "no.yaml")
+    assert (absent.exit_code, "no task file or folder is at" in absent.stderr) == (2, True)
+
+
 def test_a_step_that_is_not_there(checkpoints: str) -> None:
     result = ckpt("show", checkpoints, "--step", 7)
     assert result.exit_code == 2

@@ -79,6 +79,9 @@ def test_two_jobs_and_job_files_are_compared(api: RunningApi, store: JobStore, t
     assert json.loads(boost("diff", job.id, clone.id, "--json").stdout) == result.model_dump(mode="json")
     file = job_file(tmp_path, GOOD | {"model": {"preset": "60m"}})
     shown = boost("diff", file, job.id).stdout
+    names, rows = shown.splitlines()[:2], [line.split() for line in shown.splitlines()]
+    assert names == [f"A  {file}", f"B  {job.id}"]
+    assert ["FIELD", "A", "B"] in rows and ["model.preset", "60m", "tiny"] in rows  # a line each, also at 80 columns
     assert "model.preset" in shown.split("FOLLOWS FROM THESE")[0]
     assert "model.hidden_size" in shown.split("FOLLOWS FROM THESE")[1]
     assert boost("diff", job.id, job.id).stdout == "no field differs\n"

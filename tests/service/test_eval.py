@@ -195,7 +195,7 @@ def test_what_cannot_be_recorded_is_kept_and_named(monkeypatch: pytest.MonkeyPat
         "POST /v1/jobs/job-1/evaluations": problem(403, "not-you"),
     }
     with serving(SCORED | refusing) as server:
-        result = boost_at(server.url)("eval", "job-1", "--tasks", "tasks", "--step", "10")
+        result = boost_at(server.url)("eval", "job-1", "--tasks", "tests", "--step", "10")
     assert (result.exit_code, "it is not-you" in result.stderr) == (4, True), result.output
     (file,) = re.findall(r"the scores are in (\S+);", result.stderr)
     assert Scores.model_validate_json(Path(file).read_bytes()) == SCORES
@@ -236,5 +236,5 @@ def test_a_card_gets_the_newest_scores_of_tasks_whatever_their_number(
 def test_who_may_not_record_is_told_before_anything_is_run() -> None:
     reader = {"GET /v1/whoami": Answer(200, {"tenant": "acme", "name": "eye", "scopes": ["read"]})}
     with serving(SCORED | reader) as server:
-        result = boost_at(server.url)("eval", "job-1", "--tasks", "/nowhere")
+        result = boost_at(server.url)("eval", "job-1", "--tasks", "tests")
     assert (result.exit_code, "scope submit, which 'eye' lacks" in result.stderr) == (1, True)

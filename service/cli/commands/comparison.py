@@ -9,7 +9,7 @@ import typer
 from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
-from service.cli.console import BadInput, print_json, print_table, read_job, say, say_unchanged
+from service.cli.console import BadInput, print_facts, print_json, print_table, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
 from service.jobs.comparison import differing_fields
 from service.models.jobs import Result, SpecDiff, csv_of
@@ -30,14 +30,16 @@ def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = F
     if as_json:
         print_json(result)
         return
+    if not result.fields:
+        say("no field differs")
+        return
+    print_facts([("A", a), ("B", b)], 3)  # as headings, paths would leave the values no room
     for submitted, heading in ((True, "FIELD"), (False, "FOLLOWS FROM THESE")):
         rows = [
             (each.field, *map(value_in_words, each.values)) for each in result.fields if each.submitted is submitted
         ]
         if rows:
-            print_table((heading, a, b), rows)
-    if not result.fields:
-        say("no field differs")
+            print_table((heading, "A", "B"), rows)
 
 
 def value_in_words(value: Any) -> str:
@@ -73,13 +75,7 @@ def compare(
         raise BadInput("give one of --csv and --json")
     with open_client(url) as client:
         result = client.compare(
-            job_ids or [],
-            group=group,
-            tags=tag or [],
-            search=search,
-            tenant=tenant,
-            sort=sort,
-            descending=descending,
+            job_ids or [], group=group, tags=tag or [], search=search, tenant=tenant, sort=sort, descending=descending
         )
     if as_json:
         print_json(result)
