@@ -300,6 +300,24 @@ def test_checkpoints(http: httpx.Client, store: JobStore, saved: JobRecord) -> N
     assert http.get(path).json()["checkpoints"] == []
 
 
+def test_what_another_job_starts_from_is_not_deleted(http: httpx.Client, store: JobStore, saved: JobRecord) -> None:
+    store.change(saved.id, Reason.TRAINING_FINISHED, "all steps done")
+    path, folder = f"/jobs/{saved.id}/checkpoints", saved.checkpoint_url
+    newest = store.create(a_spec(checkpoint={"continue_from": f"{folder.removeprefix('file://')}/"}), "file:///c")
+    middle = store.create(a_spec(checkpoint={"weights_from": f"{folder}/step-00000020"}), "file:///c")
+    other = store.create(a_spec(checkpoint={"weights_from": folder}), "file:///c", Owner("lab", "ci"))
+    for step, job in ((30, newest), (20, middle)):
+        refused = http.delete(f"{path}/{step}")
+        assert code(refused) == (409, "checkpoint-in-use") and job.id in refused.json()["detail"]
+    assert http.delete(f"{path}/10").status_code == 204
+    start(store, newest.id)
+    assert code(http.delete(f"{path}/30")) == (409, "checkpoint-in-use")  # its first gang may be lost
+    store.append_reports(newest.id, 1, numbered(a_checkpoint()))
+    store.request_cancel(middle.id)
+    assert [http.delete(f"{path}/{step}").status_code for step in (30, 20)] == [204, 204]
+    assert not store.get(other.id).finished  # of another tenant, which keeps nobody else's checkpoints
+
+
 def test_damaged_checkpoints_are_listed_apart_and_can_be_deleted(
     http: httpx.Client, store: JobStore, saved: JobRecord
 ) -> None:
