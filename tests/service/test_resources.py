@@ -318,6 +318,21 @@ def test_what_another_job_starts_from_is_not_deleted(http: httpx.Client, store: 
     assert not store.get(other.id).finished  # of another tenant, which keeps nobody else's checkpoints
 
 
+def test_a_job_names_the_newest_of_its_checkpoints_that_is_left(
+    http: httpx.Client, store: JobStore, saved: JobRecord
+) -> None:
+    store.append_reports(saved.id, 1, numbered(*(a_checkpoint(step) for step in (10, 20, 30))))
+    store.change(saved.id, Reason.TRAINING_FINISHED, "all steps done")
+    named = []
+    for step in (20, 30, 10):
+        assert http.delete(f"/jobs/{saved.id}/checkpoints/{step}").status_code == 204
+        job = store.get(saved.id)
+        named.append((job.checkpoint and job.checkpoint.step, job.checkpoint_at is None))
+    assert named == [(30, False), (10, False), (None, True)]
+    refused = http.post(f"/jobs/{saved.id}/clone", json={"from_checkpoint": True})
+    assert code(refused) == (409, "wrong-state") and "has no checkpoint to start from" in refused.json()["detail"]
+
+
 def test_damaged_checkpoints_are_listed_apart_and_can_be_deleted(
     http: httpx.Client, store: JobStore, saved: JobRecord
 ) -> None:

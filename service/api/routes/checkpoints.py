@@ -157,5 +157,7 @@ async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) 
                 raise CheckpointInUse(f"{problem}; cancel it first")
         with _reaching(job):
             folder.remove(step)
+            left = newest if step != newest else folder.newest_intact()
+        context.store.checkpoint_removed(job.id, step, left)
 
     await at_store(job, context, look)
