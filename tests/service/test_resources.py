@@ -20,6 +20,7 @@ from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.models.datasets import DatasetRequest
+from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -443,7 +444,7 @@ def test_a_build_is_shown_as_holder_of_cpus(http: httpx.Client, store: JobStore)
         DatasetBuilds(store).update(builds[name], progress=progress | {"cpus": 0.0})
 
 
-def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -> None:
+def test_log_lines_by_rank_level_and_time(api: RunningApi, http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), "file:///c")
     start(store, job.id)
     lines = [a_log_line("one"), a_step(1), a_log_line("two").model_copy(update={"rank": 0, "level": "ERROR"})]
@@ -458,6 +459,13 @@ def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -
     assert messages(rank="1") == messages(level="INFO") == ["one"]
     assert messages(level="ERROR") == ["two"]
     assert messages(since="2100-01-01T00:00:00Z") == messages(rank="7") == []
+    assert code(http.get(f"/jobs/{job.id}/logs", params={"level": "WARNINGS"})) == (422, "invalid-request")
+    boost = boost_at(api.url)
+    refused = boost("logs", job.id, "--level", "warnings")
+    known = "'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'"
+    assert (refused.exit_code, refused.stderr) == (2, f"error: level[0]: should be {known}, not 'WARNINGS'\n")
+    none = boost("logs", job.id, "--rank", "7")
+    assert (none.exit_code, none.output) == (0, f"{job.id} has no log lines that fit these options\n")
 
 
 @pytest.mark.full

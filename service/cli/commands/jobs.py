@@ -247,10 +247,13 @@ def logs(
 ) -> None:
     """Print the logs of a job's ranks. For the job's events: `boost events`."""
     begin = moment(since, in_future=False) if since else None
-    levels = [each.upper() for each in level or ()]
+    levels, event = [each.upper() for each in level or ()], None
     with open_client(url) as client:
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
             say_unchanged(event.model_dump_json() if as_json else line_of(event))
+    if event is None:
+        fit = "" if rank is None and not levels and begin is None else " that fit these options"
+        say(f"{job_id} has no log lines{fit}", err=True)
 
 
 def pause(job_id: JobId, url: Url = None) -> None:
