@@ -31,7 +31,8 @@ def test_submit_in_other_words_than_the_files(tmp_path: Path) -> None:
         file = job_file(tmp_path, GOOD)
         options = ("--name", "other", "--queue", "night", "--priority", "0", "--idempotency-key", "night-42")
         assert boost("submit", file, *options).exit_code == 0
-        assert boost("submit", job_file(tmp_path, GOOD | {"priority": 7})).exit_code == 0
+        quiet = boost("submit", job_file(tmp_path, GOOD | {"priority": 7}), "-q")
+        assert (quiet.exit_code, quiet.stdout) == (0, "job-1\n")
         refused = boost("submit", file, "--queue", "No Queue")
     changed, plain = server.asked
     assert (changed.body["name"], changed.body["queue"], changed.body["priority"]) == ("other", "night", 0)
@@ -99,12 +100,14 @@ def test_clone() -> None:
     with serving({"POST /v1/jobs/job-0/clone": Answer(201, a_job(cloned_from="job-0"))}) as server:
         boost = boost_at(server.url)
         result = boost(
-            "clone", "job-0", "--set", "training.steps=500", "--set", "name=longer", "--from-checkpoint",
+            "clone", "job-0", "--set", "training.steps=500", "--name", "longer", "--from-checkpoint",
             "--idempotency-key", "k",
         )  # fmt: skip
+        quiet = boost("clone", "job-0", "--quiet")
         refused = boost("clone", "job-0", "--set", "training.steps")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "submitted job-1")
-    (asked,) = server.asked
+    assert (quiet.exit_code, quiet.stdout) == (0, "job-1\n")
+    asked, _ = server.asked
     assert asked.body == {
         "changes": {"training": {"steps": 500}, "name": "longer"},
         "from_checkpoint": True,
