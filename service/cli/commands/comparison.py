@@ -9,7 +9,7 @@ import typer
 from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
-from service.cli.console import BadInput, print_json, print_table, read_job, say, say_unchanged
+from service.cli.console import BadInput, Failed, print_json, print_table, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
 from service.jobs.comparison import differing_fields
 from service.models.jobs import Result, SpecDiff, csv_of
@@ -81,6 +81,8 @@ def compare(
             sort=sort,
             descending=descending,
         )
+    if not result.jobs:
+        raise Failed("no job fits these options; `boost ls` lists the jobs, and takes the same")
     if as_json:
         print_json(result)
         return

@@ -317,6 +317,9 @@ def cancel(
             cancelled += answer.cancelled
             if not answer.remaining:
                 break
+    if not (job_ids or cancelled or answer.ended):
+        say("no job that has not ended fits these options; none was cancelled")
+        return
     ended = f"; {counted(answer.ended, 'job')} had ended before" if answer.ended else ""
     say(f"{counted(cancelled, 'job')} cancelled, within seconds where workers have to end{ended}")
     if answer.not_found:
