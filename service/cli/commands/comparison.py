@@ -12,7 +12,7 @@ from service.cli.connection import open_client
 from service.cli.console import BadInput, Failed, print_json, print_table, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
 from service.jobs.comparison import differing_fields
-from service.models.jobs import Result, SpecDiff, csv_of
+from service.models.jobs import DifferingField, Result, SpecDiff, csv_of
 
 JobOrFile = Annotated[str, typer.Argument(help="A job's ID or name, or a job file.", autocompletion=complete_job_ids)]
 
@@ -31,9 +31,7 @@ def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = F
         print_json(result)
         return
     for submitted, heading in ((True, "FIELD"), (False, "FOLLOWS FROM THESE")):
-        rows = [
-            (each.field, *map(value_in_words, each.values)) for each in result.fields if each.submitted is submitted
-        ]
+        rows = [(each.field, *values_in_words(each)) for each in result.fields if each.submitted is submitted]
         if rows:
             print_table((heading, a, b), rows)
     if not result.fields:
@@ -45,6 +43,12 @@ def value_in_words(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def values_in_words(field: DifferingField) -> list[str]:
+    """Return a field's value in each job, and in its first step if the job has been steered since."""
+    now, at_first = ([*map(value_in_words, values)] for values in (field.values, field.values_at_first or field.values))
+    return [new if new == old else f"{new} (from {old})" for new, old in zip(now, at_first, strict=True)]
 
 
 def compare(
@@ -94,6 +98,7 @@ def compare(
             lines.append([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *values])
         say_unchanged(csv_of(lines).removesuffix("\n"))
         return
+    columns = [values_in_words(each) for each in result.fields]
     rows = [
         (
             f"{job.name}\n{job.id}",
@@ -103,7 +108,7 @@ def compare(
             "-" if job.tokens is None else f"{job.tokens:,}",
             "-" if job.seconds is None else duration(job.seconds),
             f"{job.gpu_hours:,.2f}",
-            *(value_in_words(each.values[place]) for each in result.fields),
+            *(values[place] for values in columns),
         )
         for place, job in enumerate(result.jobs)
     ]
