@@ -102,6 +102,7 @@ def export(options: argparse.Namespace) -> None:
             tokenizer = job_tokenizer_or_none(manifest, model, options.tokenizer)
             about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
             write_nanotron(Path(options.model), model, to_published(model, weights), about, options.nanotron)
+    print_lines(f"exported step {step} to {options.model}")
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:

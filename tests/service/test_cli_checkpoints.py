@@ -97,7 +97,8 @@ EXPORTED = [
 def test_export_of_a_folder(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model"
     assert run_boost("export", f"{checkpoints}/step-00000006", model, "--dtype", "bf16").exit_code == 0
-    assert "Warning" not in capfd.readouterr().err
+    shown = capfd.readouterr()
+    assert (shown.out, "Warning" in shown.err) == (f"exported step 6 to {model}\n", False)
     assert sorted(path.name for path in model.iterdir()) == EXPORTED
     assert json.loads((model / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert "| checkpoint | step 6, " in (model / "README.md").read_text()
