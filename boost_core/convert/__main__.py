@@ -36,6 +36,7 @@ from boost_core.convert.model_folder import (
 from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
+from boost_core.terminal import print_lines
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
