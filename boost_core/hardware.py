@@ -177,7 +177,8 @@ def device_named(name: str) -> Device | None:
     device = next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
     if device is None or "MIG" in there:
         return None
-    sizes = {int(word[:-2]) for word in there if re.fullmatch(r"[0-9]+GB", word)}
+    beside = [word for word in there if word not in map(str.upper, device.words)]
+    sizes = {int(size[1]) for word in beside if (size := re.fullmatch(r"([0-9]+)(GB)?", word))}
     if "GH200" in there:
         sizes -= {120, 480}  # its host's, in CUDA's names
     known = [size / 1e9 for size in device.memory.values()]
@@ -195,12 +196,12 @@ def memory_named(name: str) -> int | None:
 
 
 def unknown_device(name: str) -> str:
-    """Say that nothing is known of a device, and which names are nearest to its own."""
+    """Say that nothing is known of a device, which names are nearest to its own, and which are known."""
     names = {each.upper(): each for each in DEVICE_BYTES}
-    nearest = [names[each] for each in get_close_matches(name.upper(), names, n=3, cutoff=0.4)] or list(DEVICE_BYTES)
+    nearest = ", ".join(names[each] for each in get_close_matches(name.upper(), names, n=3, cutoff=0.4))
     return (
-        f"no figures are known of GPUs named {name!r}; name one of {', '.join(nearest)} in resources.accelerator_type, "
-        "or describe it as device in the file of --cluster"
+        f"no figures are known of GPUs named {name!r}{f' (the nearest: {nearest})' if nearest else ''}; name one of "
+        f"{', '.join(DEVICE_BYTES)}, or describe it as device in the file of --cluster"
     )
 
 

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from boost_core.config import JobSpec, Layout
 from boost_core.config.base import Config, Frozen
 from boost_core.config.job import Steering
+from boost_core.config.parallelism import LayoutSizes
 from boost_core.config.training import MOST_SAMPLINGS
 from boost_core.terminal import duration
 
@@ -206,14 +207,10 @@ class InterruptionReport(Frozen):
     step: int = Field(description="Steps done when it stopped.")
 
 
-class ShapeReport(Frozen):
+class ShapeReport(LayoutSizes):
     """The gang has been formed, again or in another layout."""
 
     kind: Literal["shape"] = "shape"
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    context_parallel_size: int = 1
     nodes: list[str] = Field(description="The node of each rank.")
     metrics_endpoints: list[str | None] = Field(
         [], description="host:port of each rank's metrics; null for a rank without metrics, empty if none are known."
@@ -275,15 +272,11 @@ class RankTimesReport(Frozen):
     busy_seconds: list[float] = Field(description="By rank: mean seconds per step not spent waiting for others.")
 
 
-class ComparisonReport(Frozen):
+class ComparisonReport(LayoutSizes):
     """The gang's memory and time compared with the plan, after its second and tenth steps, then ever less often."""
 
     kind: Literal["comparison"] = "comparison"
     step: int = Field(description="Steps done.")
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    context_parallel_size: int = 1
     planned_bytes: list[int] = Field(description="By rank: planned memory.")
     peak_bytes: list[int] = Field(
         description="By rank: peak memory up to the end of the gang's second step, as counted by torch's allocator on "

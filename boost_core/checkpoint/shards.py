@@ -285,7 +285,7 @@ def on_first_rank(
         try:
             outcome[0] = action()
         except as_they_are as error:
-            outcome[1] = type(error)(str(error))
+            outcome[1] = next(kind for kind in as_they_are if isinstance(error, kind))(str(error))
         except Exception as error:  # stores raise types of their own
             outcome[1] = failure(in_words(error))
     dist.broadcast_object_list(outcome, src=0, group=ranks)

@@ -27,7 +27,14 @@ from pydantic import Field, ValidationError, field_validator
 from boost_core.config.base import Config, StoreUnusable, UnfitField
 from boost_core.config.storage import Disk, StorageOptions, Unreadable, info_of, is_local, options_at, read_small
 from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
-from boost_core.config.user_files import ARROW_FILE, MOST_TOKENIZER_BYTES, PARQUET, count_tokens, problems_of_schemas
+from boost_core.config.user_files import (
+    ARROW_FILE,
+    MOST_TOKENIZER_BYTES,
+    PARQUET,
+    count_tokens,
+    no_text_field,
+    problems_of_schemas,
+)
 
 # Checks of files of rows by their ends.
 
@@ -185,7 +192,6 @@ _IN_COLUMNS = ("parquet", "arrow", "dataset")
 HUB = "hf://"
 _BY_URL = attrgetter("url")
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
-_MOST_NAMED = 8
 _MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
@@ -238,7 +244,7 @@ class UnfitData(UnfitField):
 def check_data(
     data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None,
     new: bool = True,
-) -> None:  # fmt: skip
+) -> dict[str, TokenIndex]:  # fmt: skip
     """Refuse data that a job could not train on.
 
     Args:
@@ -248,9 +254,13 @@ def check_data(
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
         new: Whether the job has not been accepted yet. One that was may read files by another kind than their names'.
 
+    Returns:
+        The index of each folder of tokens, by its path.
+
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
-            sequence, the model's vocabulary is smaller than the tokenizer's, or folders of tokens have several.
+            sequence, a new job would validate on more text than it trains on, the model's vocabulary is smaller than
+            the tokenizer's, or folders of tokens have several.
     """
     for named_at, name, written in data.datasets:
         if written is None or not written.paths:
@@ -271,6 +281,7 @@ def check_data(
                 split = split_source(source, data.validation_fraction, sequence_length, storage_options)
                 if new:
                     refuse_misread(source, [*split.training, *split.validation])
+                    _refuse_lopsided(split, data.validation_fraction)
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
                 trained_on += split.training
         except ValueError as error:
@@ -299,6 +310,7 @@ def check_data(
             _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
         except ValueError as error:
             raise UnfitData("data.tokenizer", str(error)) from error
+    return indices
 
 
 def _check_tokens(
@@ -374,12 +386,8 @@ def refuse_damaged(
             first = json.loads(beginning.partition(b"\n")[0])
         except (ValueError, RecursionError):  # whatever it is, the reader says it better
             return
-        if isinstance(first, dict) and not isinstance(first.get(source.text_field), str):
-            there = ", ".join(map(repr, [*first][:_MOST_NAMED])) or "none"
-            raise ValueError(
-                f"{url!r} has no text in the field {source.text_field!r} of its first line, which has the fields "
-                f"{there}; set text_field, or convert it: conversations are trained on as text"
-            )
+        if isinstance(first, dict) and (problem := no_text_field(first, source.text_field)):
+            raise ValueError(f"{url!r}: its first line {problem}")
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
@@ -668,8 +676,15 @@ def kind_by_names(files: Iterable[str]) -> Literal["text", "jsonl", "parquet", "
 
 
 def _kind_by_name(url: str) -> Literal["text", "jsonl", "parquet", "arrow"]:
+    """The kind of a file, by its name.
+
+    Raises:
+        ValueError: It is CSV.
+    """
     name = PurePosixPath(url)
     suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
+    if suffix in (".csv", ".tsv"):
+        raise ValueError(f"{url!r} is a table, whose columns are not read; convert it to Parquet or JSON lines")
     if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and suffix != name.suffix):  # .json alone may be anything
         return "jsonl"
     return "parquet" if suffix == ".parquet" else "arrow" if suffix in (".arrow", ".feather") else "text"
@@ -684,6 +699,22 @@ def refuse_misread(source: SourceConfig, files: Sequence[SourceFile]) -> None:
     for file in files if source.kind == "text" else ():
         if (kind := _kind_by_name(file.url)) != "text":
             raise ValueError(f"{file.url!r} is {kind} by its name, and would be read as text; write kind: {kind}")
+
+
+def _refuse_lopsided(split: SourceSplit, validation_fraction: float) -> None:
+    """Refuse files of which more text would be for validation than to train on, unless that is asked for.
+
+    Raises:
+        ValueError: They would be split so.
+    """
+    training, validation = split.text_bytes or (0, 0)
+    if not split.lone_file and validation > training and validation_fraction < 0.5:
+        share = validation / (training + validation)
+        raise ValueError(
+            f"{share:.0%} of the text would be for validation, not validation_fraction={validation_fraction:g}: each "
+            f"of the {len(split.training) + len(split.validation)} files goes to one part as a whole, by a hash of its "
+            "name; tokenize them beforehand (boost data tokenize), which splits documents, or make them one file"
+        )
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:

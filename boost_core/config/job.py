@@ -47,6 +47,7 @@ from boost_core.config.parallelism import (
     cannot_send_latents,
     chosen_strategy,
     chunk_tokens,
+    divisors,
     strategy_problems,
 )
 from boost_core.config.training import (
@@ -896,10 +897,3 @@ def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list
     batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
     micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
     return [number for number in divisors(micro_batches) if least <= number <= most]
-
-
-@lru_cache(_REMEMBERED)
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number, smallest first."""
-    lower = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return tuple(sorted({*lower, *(number // divisor for divisor in lower)}))

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd, isqrt
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
 
 from pydantic import (
@@ -17,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import AcceptedKind, Config, FieldProblem, Share, counted, raise_problems
+from boost_core.config.base import AcceptedKind, Config, FieldProblem, Frozen, Share, counted, raise_problems
 from boost_core.config.model import ModelConfig
 from boost_core.config.training import TrainingConfig
 
@@ -38,6 +39,15 @@ class ParallelSizes(Protocol):
 
     @property
     def context_parallel_size(self) -> int: ...  # noqa: D102
+
+
+class LayoutSizes(Frozen):
+    """What reports and plans say of a gang's layout."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    context_parallel_size: int = 1
 
 
 @dataclass(frozen=True, order=True)
@@ -582,24 +592,31 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
             message = f"two halves alternate at the exchanges of latents; {not_local}, or leave split_micro_batch out"
             problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
 
-    # The sizes that the strategy splits, each with what to do if the ranks do not divide it.
+    # The sizes that the strategy splits: those of a model that is as it is, and those that can be rounded up.
     if strategy == "vanilla":
-        split = {"rank": (model.rank or size, True), "vocab_size": (model.vocab_size, True)}
+        fixed, growing = dict[str, int](), {"rank": model.rank or size, "vocab_size": model.vocab_size}
     else:
-        split = {"hidden_size": (model.hidden_size, False)} if strategy == "btp" else {}
-        split |= {
-            "num_attention_heads": (model.num_attention_heads, False),
-            "num_key_value_heads": (model.key_value_heads, False),
-            "intermediate_size": (model.intermediate_size, True),
-            "vocab_size": (model.vocab_size, True),
-        }
-    for name, (value, can_grow) in split.items():
-        if value % size:
-            remedy = f"choose a divisor of {value}"
-            remedy += f", or round up to model.{name}={-(-value // size) * size}" if can_grow else ""
-            message = f"{size} does not divide model.{name}={value}; {remedy}"
-            problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), size, message))
+        fixed = {"hidden_size": model.hidden_size} if strategy == "btp" else {}
+        fixed |= {"num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.key_value_heads}
+        growing = {"intermediate_size": model.intermediate_size, "vocab_size": model.vocab_size}
+    if uneven := [f"model.{name}={value}" for name, value in (fixed | growing).items() if value % size]:
+        most, dividing = gcd(*fixed.values()), divisors(gcd(*fixed.values(), *growing.values()))
+        message = f"{size} does not divide {', '.join(uneven)}; use {', '.join(map(str, dividing))}"
+        if most % size == 0:
+            up = (f"model.{name}={-(-value // size) * size}" for name, value in growing.items() if value % size)
+            message += f", or round up to {', '.join(up)}"
+        elif larger := [str(each) for each in divisors(most) if each not in dividing]:
+            names = " and ".join(f"model.{name}" for name, value in growing.items() if value % most)
+            message += f"; or, with {names} rounded up to a multiple of it, {', '.join(larger)}"
+        problems.append(FieldProblem(("parallelism", "tensor_parallel_size"), size, message))
     return problems
+
+
+@lru_cache(4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, the smallest first."""
+    lower = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*lower, *(number // divisor for divisor in lower)}))
 
 
 def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> str | None:

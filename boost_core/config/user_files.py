@@ -1,4 +1,4 @@
-"""What users' files say of themselves: whether rows have a column of text, and how many tokens a tokenizer has.
+"""What users' files say of themselves: whether rows and lines have text, and how many tokens a tokenizer has.
 
 Also a program that reads such content from stdin and prints the answer: it comes from users, and neither what Arrow
 makes of damaged schemas nor the parsing of a large JSON, during which Python does nothing else, may take the service's
@@ -10,7 +10,7 @@ import resource
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 ARROW_FILE = b"ARROW1"  # begins Arrow files, including Feather; streams begin differently
@@ -18,7 +18,7 @@ PARQUET = b"PAR1"  # begins and ends Parquet files
 MOST_TOKENIZER_BYTES = 64 * 2**20  # twice the largest published ones, with 260,000 tokens and their merges
 
 _MOST_NAMED = 8
-_LONGEST_TYPE = 200  # characters of a type that are shown: nested ones name all that they hold
+_LONGEST_SHOWN = 200  # characters of a type or a name that are shown: nested types name all that they hold
 _MOST_HERE_BYTES = 2**18  # of a tokenizer.json, parsed within milliseconds
 _SCHEMA_MEMORY_BYTES = 4 * 2**30  # of addresses, most of which Arrow only reserves
 _TOKENIZER_MEMORY_BYTES = 2**30  # twice what the largest published ones need
@@ -55,13 +55,23 @@ def no_text_column(schema: Any, field: str) -> str:
     """What is wrong with a schema of Arrow's that is to have a column of text; empty for a good one."""
     if (count := schema.names.count(field)) > 1:
         return f"has {count} columns {field!r}; rename all but one, or set text_field to another"
-    texts = [each.name for each in schema if is_text(each.type)]
-    remedy = f"set text_field to a column of text: {_listed(texts)}" if texts else "convert it: only text is trained on"
-    if not count:
-        return f"has no column {field!r}, but {_listed(schema.names)}; {remedy}"
-    if not is_text(of_type := schema.field(field).type):
-        return f"has a column {field!r} that is {str(of_type)[:_LONGEST_TYPE]}, not text; {remedy}"
-    return ""
+    types = {each.name: "" if is_text(each.type) else str(each.type)[:_LONGEST_SHOWN] for each in schema}
+    return _no_text("column", types, field)
+
+
+def no_text_field(record: Mapping[str, Any], field: str) -> str:
+    """What is wrong with a JSON object that is to have a field of text; empty for a good one."""
+    types = {name: "" if isinstance(value, str) else type(value).__name__ for name, value in record.items()}
+    return _no_text("field", types, field)
+
+
+def _no_text(kind: str, types: Mapping[str, str], field: str) -> str:
+    """The same by the types of columns or fields, empty for text."""
+    texts = [name for name, of_type in types.items() if not of_type]
+    remedy = f"set text_field to a {kind} of text: {_listed(texts)}" if texts else "convert it: only text is trained on"
+    if field not in types:
+        return f"has no {kind} {field!r}, but {_listed([*types])}; {remedy}"
+    return types[field] and f"has a {kind} {field!r} that is {types[field]}, not text; {remedy}"
 
 
 def is_text(of_type: Any) -> bool:
@@ -74,7 +84,7 @@ def is_text(of_type: Any) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (", ".join(map(repr, names[:_MOST_NAMED])) or "no column") + more
+    return (", ".join(repr(name)[:_LONGEST_SHOWN] for name in names[:_MOST_NAMED]) or "nothing") + more
 
 
 def count_tokens(content: bytes) -> int:
@@ -125,7 +135,7 @@ def _print_problems(field: str) -> int:
                 schema = pa.ipc.open_stream(pa.BufferReader(part)).schema
             problems.append(no_text_column(schema, field))
         except (OSError, MemoryError, UnicodeDecodeError, pa.ArrowException) as error:
-            problems.append(f"is damaged or cut off: {str(error)[:_LONGEST_TYPE]}")
+            problems.append(f"is damaged or cut off: {str(error)[:_LONGEST_SHOWN]}")
     sys.stdout.write(json.dumps(problems))
     return 0
 

@@ -26,6 +26,20 @@ from typing import Any, cast
 
 import torch
 
+from boost_core.context.exchange import (
+    Arrivals,
+    AttentionSum,
+    GradientSum,
+    KeyLatents,
+    KeyMaker,
+    LatentRoute,
+    LocalGradients,
+    LocalKeys,
+    QueryLatents,
+    Stage,
+    StageAttentions,
+    TaskMaker,
+)
 from boost_core.context.offload import (
     Attended,
     LocalQueries,
@@ -40,20 +54,6 @@ from boost_core.context.offload import (
     no_gradients,
 )
 from boost_core.context.plan import ContextPlan, rank_work
-from boost_core.context.stages import (
-    Arrivals,
-    AttentionSum,
-    GradientSum,
-    KeyLatents,
-    KeyMaker,
-    LatentRoute,
-    LocalGradients,
-    LocalKeys,
-    QueryLatents,
-    Stage,
-    StageAttentions,
-    TaskMaker,
-)
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads

@@ -27,8 +27,7 @@ from math import prod
 
 import torch
 
-from boost_core.context.plan import Traffic
-from boost_core.context.stages import (
+from boost_core.context.exchange import (
     AttentionSum,
     GradientSum,
     LatentRoute,
@@ -37,6 +36,7 @@ from boost_core.context.stages import (
     integers,
     start_rows,
 )
+from boost_core.context.plan import Traffic
 from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
 

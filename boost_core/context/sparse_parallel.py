@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 
 from boost_core.config.model import BLOCK, LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
+from boost_core.context.exchange import Arrivals
 from boost_core.context.offload import Attended, OutputGradients, Returning
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import head_groups
@@ -40,7 +41,6 @@ from boost_core.context.sparse import (
     scores_of_blocks,
     shares,
 )
-from boost_core.context.stages import Arrivals
 from boost_core.parallel.communicator import Communicator
 
 

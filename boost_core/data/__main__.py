@@ -17,6 +17,7 @@ from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lin
 from boost_core.config.data_files import kind_by_names, list_files, tokenizer_vocabulary
 from boost_core.config.storage import no_room
 from boost_core.config.training import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
+from boost_core.config.user_files import count_tokens
 from boost_core.data.documents import documents, refuse_own_output
 from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.engine import Engine, LocalEngine
@@ -39,13 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError("--workers is for this machine, and --ray uses the cluster's CPUs; leave one out")
             is_corpus = options.filter or options.exact_dedup or options.near_dedup or options.ray
             is_corpus = is_corpus or options.workers is not None or options.shuffle is not None
+            if options.tokenizer and options.train_bpe is not None:
+                raise ValueError("--train-bpe makes a tokenizer of its own; leave --tokenizer out, or --train-bpe")
             kind = options.kind or "text"
-            source = SourceConfig(kind=kind, paths=tuple(options.sources), text_field=options.text_field)
+            source = SourceConfig(kind=kind, paths=tuple(options.sources), text_field=options.text_field or "text")
             refuse_own_output(source, options.folder)
             if options.kind is None:  # a cluster's nodes may read what this machine cannot list
                 files = options.sources if options.ray else [file.url for file in list_files(source)]
                 source = source.model_copy(update={"kind": kind_by_names(files)})
-            name = options.tokenizer
+            if options.text_field and source.kind == "text":
+                raise ValueError("--text-field is for files with fields or columns, and these are text; leave it out")
+            name = options.tokenizer or BYTES
             if options.train_bpe is not None:
                 _corpus(options, source, BYTES)  # what is wrong with it is said before a tokenizer is trained
                 name = f"{options.folder.rstrip('/')}/{_TRAINED}"
@@ -67,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (OSError, ValueError) as error:
         full = no_room(error, options.folder, "run the same command again")
-        print_lines(f"\n{full or in_lines(error)}", to=sys.stderr)
+        problem = in_lines(error).replace("set text_field", "set --text-field")  # a job or dataset has the field
+        print_lines(f"\n{full or problem}", to=sys.stderr)
         return 2
     print_lines(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
@@ -110,16 +116,24 @@ def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) ->
         return
 
     def texts() -> Iterator[bytes]:
+        good, bad = False, ""
         for file in list_files(source):
             for document in documents(file, source):
                 if not document.problem:
+                    good = True
                     yield document.content
                 elif options.on_error == "fail":
-                    raise ValueError(f"{document}\nfix it, or leave bad documents out with --on-error skip")
+                    raise ValueError(document.refusal())
+                else:
+                    bad = bad or f" that are good: {document}"
+        if not good:
+            raise ValueError(f"there are no documents in {', '.join(source.paths)}{bad}")
 
     print(f"learning {options.train_bpe:,} tokens", file=sys.stderr)
-    content = train_bpe(texts(), options.train_bpe)  # before the folder is made
-    TokenFolder(options.folder).write(_TRAINED, content.encode())
+    content = train_bpe(texts(), options.train_bpe).encode()  # before the folder is made
+    if (size := count_tokens(content)) < options.train_bpe:
+        print(f"it has {size:,}: the text has no more pairs to learn from", file=sys.stderr)
+    TokenFolder(options.folder).write(_TRAINED, content)
 
 
 def _build(corpus: CorpusConfig, options: argparse.Namespace) -> int:
@@ -190,8 +204,8 @@ def _parser() -> argparse.ArgumentParser:
         help="what the files are (default: what their names end in: .jsonl, .ndjson and .json.gz are jsonl, .parquet "
         "and .arrow themselves, all else is text)",
     )  # fmt: skip
-    command.add_argument("--text-field", default="text", help="field of each line or row that holds the text")
-    command.add_argument("--tokenizer", default=BYTES, help="bytes, or the path or URL of a tokenizer.json")
+    command.add_argument("--text-field", help="field of each line or row that holds the text (default: text)")
+    command.add_argument("--tokenizer", help="bytes (the default), or the path or URL of a tokenizer.json")
     command.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens on SRC first")
     command.add_argument(
         "--end-of-document", help="the token that ends a document (default: the only special token of a usual name)"

@@ -53,14 +53,17 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
 
     Raises:
         OSError: It cannot be read, or the cache's disk is full.
-        ValueError: It has another size than the index says.
+        ValueError: It is missing on this node's disk, or has another size than the index says.
     """
     dtype = np.dtype(index.dtype).newbyteorder("<")
     filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, None))
     name, size = f"{path.rstrip('/')}/{shard.name}", shard.tokens * dtype.itemsize
     if isinstance(filesystem, Disk):
-        with filesystem.open(name, "rb") as stream:
-            return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
+        try:
+            with filesystem.open(name, "rb") as stream:
+                return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
+        except FileNotFoundError as error:
+            raise ValueError(f"{name} is missing on this node; name a folder that every node can read") from error
     # Another folder of tokens at the same URL has another index.
     digest = hashlib.sha256(f"{folder}\n{index.model_dump_json()}\n{shard.name}".encode()).hexdigest()
     cache = Path(tempfile.gettempdir()) / f"boost-tokens-{os.geteuid()}"
@@ -200,8 +203,15 @@ class Corpus:
     validation: Mapping[str, TokenStream] = field(default_factory=dict)
 
 
-def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
+def load_corpus(
+    data: DataConfig, sequence_length: int, indices: Mapping[str, TokenIndex] | None = None
+) -> Corpus:  # fmt: skip
     """Tokenize all sources into memory, or map sources that are already tokenized.
+
+    Args:
+        data: The sources.
+        sequence_length: Tokens per sequence.
+        indices: The indices of the folders of tokens, by path, as ``check_data`` returns them; read if ``None``.
 
     Raises:
         ValueError: A path names no file, a document cannot be used, there is too little text, or tokenized sources
@@ -210,7 +220,8 @@ def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
     """
     if data.tokenized:
         sources = [*(source for source, _ in data.sources), *data.validation]
-        indices = {path: read_index(path) for source in sources for path in source.paths}
+        if indices is None:
+            indices = {path: read_index(path) for source in sources for path in source.paths}
         if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
             raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make them all with the same one")
         mapped = tuple(
@@ -262,7 +273,8 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
         for batch in batches(documents(file, source)):
             for document, tokens in encode(batch, tokenizer):
                 if document.problem:
-                    raise ValueError(f"{document}; or tokenize beforehand with: boost data tokenize --on-error skip")
+                    remedy = "; or tokenize beforehand with: boost data tokenize --on-error skip"
+                    raise ValueError(document.refusal(remedy))
                 parts.append(tokens)
                 text_bytes += len(document.content)
     return np.concatenate(parts)[:-1], text_bytes

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from boost_core.config.data_files import HUB, WHOLE_DISK, Input, SourceFile, compression, hub_problem
 from boost_core.config.training import SourceConfig
-from boost_core.config.user_files import ARROW_FILE, no_text_column
+from boost_core.config.user_files import ARROW_FILE, no_text_column, no_text_field
 
 _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
@@ -34,6 +34,10 @@ _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
+_REMEDY = (
+    "\nfix it and run the same command again, which keeps what is complete; or leave bad documents out with --on-error "
+    "skip (on_error: skip in a dataset's file)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,21 @@ class Document:
         place: Its place in the file, such as ``line 3``; empty if the file is the document.
         content: Its text in UTF-8; for a bad document, as much as could be read.
         problem: Why it cannot be used; empty for a good one.
+        misread: Whether no document of its file has had the text's field so far, so that all might be bad.
     """
 
     file: str
     place: str
     content: bytes
     problem: str = ""
+    misread: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}{self.place and f', {self.place}'}: {self.problem}"
+
+    def refusal(self, remedy: str = _REMEDY) -> str:
+        """What is wrong with it, and what to do; never to leave it out where that could leave out all."""
+        return str(self) if self.misread else f"{self}{remedy}"
 
 
 def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
@@ -105,7 +115,7 @@ def _of_text(file: Any, url: str, source: SourceConfig) -> Iterator[Document]:
         problem = f"is {encoding}, by its byte order mark; convert it to UTF-8, as with: iconv -f {encoding} -t UTF-8"
         yield Document(url, "", beginning, problem)
     elif source.kind == "jsonl":
-        number = 0
+        number, misread = 0, True
         try:
             while line := stream.readline(_LONGEST + 1):
                 number += 1
@@ -114,7 +124,8 @@ def _of_text(file: Any, url: str, source: SourceConfig) -> Iterator[Document]:
                     while line and not line.endswith(b"\n"):
                         line = stream.readline(_READ_AHEAD)
                 elif line.strip():
-                    yield _of_line(line, url, f"line {number}", source.text_field)
+                    yield (document := _of_line(line, url, f"line {number}", source.text_field, misread))
+                    misread = misread and document.misread
         except _UNREADABLE as error:
             yield Document(url, f"after line {number}", b"", _damage(error))
     else:
@@ -122,12 +133,14 @@ def _of_text(file: Any, url: str, source: SourceConfig) -> Iterator[Document]:
         yield Document(url, "", content.removeprefix(codecs.BOM_UTF8), _unusable(content))
 
 
-def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
+def _of_line(line: bytes, url: str, place: str, field: str, misread: bool) -> Document:
     try:
-        text = json.loads(line.decode("utf-8-sig"))[field]
-        if isinstance(text, str):
-            return Document(url, place, text.encode())
-        problem = f"{field!r} is {type(text).__name__}, not text; check text_field"
+        record = json.loads(line.decode("utf-8-sig"))
+        if isinstance(record, dict):
+            if isinstance(text := record.get(field), str):
+                return Document(url, place, text.encode())
+            return Document(url, place, line, no_text_field(record, field), misread)
+        problem = f"no JSON object with a field {field!r}"
     except UnicodeEncodeError as error:
         surrogate = ascii(error.object[error.start]).strip("'")
         problem = f"{field!r} holds {surrogate}, a lone surrogate, which is not a character"
@@ -135,15 +148,15 @@ def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
         problem = _unusable(line)
     except RecursionError:
         problem = "nested too deeply to be read as JSON"
-    except (ValueError, KeyError, TypeError):
-        problem = f"no JSON object with a field {field!r}; check text_field"
+    except ValueError:
+        problem = f"no JSON object with a field {field!r}"
     return Document(url, place, line, problem)
 
 
 def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
     file = pq.ParquetFile(stream)
     if problem := no_text_column(file.schema_arrow, field):
-        yield Document(url, "", b"", problem)
+        yield Document(url, "", b"", problem, misread=True)
         return
     for group in range(file.num_row_groups):
         row = 0
@@ -167,7 +180,7 @@ def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
             schema, batches = reader.schema, iter(reader)
         problem = no_text_column(schema, field)
     if problem:
-        yield Document(url, "", b"", problem)
+        yield Document(url, "", b"", problem, misread=True)
         return
     row = 0
     try:

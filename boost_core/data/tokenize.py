@@ -109,6 +109,12 @@ class TokenFolder:
         """Start a new shard; what an interrupted run left of it is overwritten."""
         return ShardFile(self._filesystem, f"{self._path}/{part}-{number:05}.bin")
 
+    def first_quarantined(self, number: int) -> str:
+        """The first document skipped for a pair of shards, why, and where the others are listed."""
+        name = f"quarantine-{number:05}.jsonl"
+        line = json.loads(self.read(name).partition(b"\n")[0])
+        return f"{Document(line['file'], line['place'], b'', line['reason'])}; {self._path}/{name} lists them"
+
     def quarantine(self, number: int) -> "QuarantineFile":
         """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
         path = f"{self._path}/quarantine-{number:05}.jsonl"
@@ -320,8 +326,7 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
         if finished and not index.documents:
             where = ", ".join(plan.source.paths)
             if index.skipped:
-                listed = f"{plan.folder}/quarantine-*.jsonl says why"
-                raise ValueError(f"all {index.skipped:,} documents of {where} are bad; {listed}")
+                raise ValueError(f"all documents of {where} are bad: {folder.first_quarantined(number)}")
             raise ValueError(f"there are no documents in {where}; check the files")
         finished_shards = tuple(
             Shard(part=part, name=shard.name, tokens=shard.tokens, text_bytes=shard.text_bytes)
@@ -412,10 +417,7 @@ def _write(
     for offset, (document, tokens) in enumerate(encode(batch.documents, plan.tokenizer)):
         if document.problem:
             if plan.on_error == "fail":
-                raise ValueError(
-                    f"{document}\nfix it and run the same command again, which continues after the last whole shard; "
-                    "or leave bad documents out with --on-error skip"
-                )
+                raise ValueError(document.refusal())
             quarantine.write(document)
             skipped += 1
             continue

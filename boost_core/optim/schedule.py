@@ -16,6 +16,7 @@ from boost_core.config.training import OptimizerConfig
 
 def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
     """Return the learning rate of the optimizer step number ``step``, counted from 1 to ``steps``."""
+    step = min(step, steps)  # a job file may say of earlier values that they held for longer
     if step <= optimizer.warmup_steps:
         return optimizer.learning_rate * step / optimizer.warmup_steps
     # How much is left of the way from the peak, 1, to the share at which the schedule ends, 0.

@@ -19,10 +19,10 @@ from typing import get_args
 from pydantic import Field
 
 from boost_core.architecture import micro_batch_payloads, saved_latents
-from boost_core.config.base import Config, counted
+from boost_core.config.base import Config, Frozen, counted
 from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
-from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, cannot_send_latents
+from boost_core.config.parallelism import TRAITS, Layout, LayoutSizes, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
 from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
@@ -504,13 +504,16 @@ def _exchanges(
 # the ACM 17, 1974). Three things are different here. A checkpoint is written while training goes on, so δ is what of
 # the copy to the host's memory no pass hides, and what is done while it is written has to be repeated as well. A copy
 # that passes hide has δ = 0, and would be due all the time; but it takes bandwidth of both memories and the network,
-# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, and at
-# least twice the time of writing, after which a store that is half as fast as planned is done. And where peers' memory
-# has the state, only the few steps since its newest copy are repeated.
+# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, or of
+# what steps wait where the next copy waits for the store, and at least twice the time of writing, after which a store
+# that is half as fast as planned is done. And where peers' memory has the state, only the few steps since its newest
+# copy are repeated.
 
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
 GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
 _MOST_EXPONENT = 700.0  # of a double
+_ROUND_STEPS = [first * 10**zeros for zeros in range(12) for first in (1, 2, 5)]
+_LITTLE_LESS = 0.005  # of the time: what a practical interval between checkpoints may cost
 _LEAST_WRITES = 2  # times of writing a checkpoint between two that are advised
 _RESTART_SECONDS = 4.1  # from a lost node to the next step, besides loading: docs/figures/recovery.md, on CPUs
 
@@ -552,6 +555,11 @@ class PlannedCheckpoint(Config):
         "waited for all of the copy to the host, and at least twice as long as writing one takes; null where failures "
         "are unknown."
     )
+    practical_every_steps: int | None = Field(
+        None,
+        description="The longest of round numbers above it whose goodput is within 0.5 % of the highest of them; "
+        "best_every_steps if no round number is.",
+    )
 
 
 class LostNode(Config):
@@ -572,6 +580,7 @@ class PlannedGoodput(Config):
     )
     from_checkpoints: float = Field(description="The share if each failure goes back to the newest checkpoint.")
     from_best_checkpoints: float = Field(0, description="The same with checkpoints every best_every_steps.")
+    from_practical_checkpoints: float = Field(0, description="The same with checkpoints every practical_every_steps.")
     lost_seconds_from_memory: float | None = Field(description="Seconds that a failure costs in the former case.")
     lost_seconds_from_checkpoint: float = Field(description="Seconds that a failure costs in the latter case.")
     without_a_node: LostNode | None = Field(
@@ -649,10 +658,11 @@ def planned_run(
 
     # Failures of the whole gang, and what one costs.
     hours = GPU_MTBF_HOURS if conditions.mtbf_hours is None and gpus else conditions.mtbf_hours
-    goodput, best = None, None
+    goodput = best = practical = None
     if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
-        best_seconds = _best_interval(copied / machine.profile.host_bandwidth, between)
+        delta = max(copied / machine.profile.host_bandwidth, stalls(training.steps)[0])
+        best_seconds = _best_interval(delta, between)
         best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(best_seconds / step))
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
 
@@ -661,6 +671,8 @@ def planned_run(
             failing = expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
             return apart / between * exp(-restart / between) / failing
 
+        shares = {each: useful(each) for each in (best, *_ROUND_STEPS) if each == best or best < each < training.steps}
+        practical = max(each for each, share in shares.items() if share >= max(shares.values()) - _LITTLE_LESS)
         apart = max(every, written)
         from_memory = lost = None
         if remembers is not None:
@@ -674,7 +686,8 @@ def planned_run(
             without_failures=1 / (1 + stalled),
             from_memory=from_memory,
             from_checkpoints=useful(saves.every_steps),
-            from_best_checkpoints=useful(best),
+            from_best_checkpoints=shares[best],
+            from_practical_checkpoints=shares[practical],
             lost_seconds_from_memory=lost,
             lost_seconds_from_checkpoint=restart + apart / 2,
             without_a_node=_without_a_node(job, layout, step, machine),
@@ -686,7 +699,7 @@ def planned_run(
         price=price,
         checkpoint=PlannedCheckpoint(
             bytes=size, gigabytes_per_second=rate / 1e9, write_seconds=written, stall_seconds=stall,
-            interval_seconds=every, best_every_steps=best,
+            interval_seconds=every, best_every_steps=best, practical_every_steps=practical,
         ),
         goodput=goodput,
     )  # fmt: skip
@@ -738,25 +751,35 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         return
     rate = f"{rounded(checkpoint.gigabytes_per_second, 2)} GB/s{' (assumed)' if assumed else ''}"
     waits = f"steps wait {duration_in_words(checkpoint.stall_seconds)}" if checkpoint.stall_seconds else "no step waits"
-    every = counted(job.checkpoint.every_steps, "step")
+    steps, every, keep = job.training.steps, counted(job.checkpoint.every_steps, "step"), job.checkpoint.keep_last
     apart, written = duration_in_words(checkpoint.interval_seconds), duration_in_words(checkpoint.write_seconds)
+    only = ", longer than the job, so at its end alone" if job.checkpoint.every_steps > steps else ""
     yield (
-        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}), written in {written} at {rate} while "
-        f"training goes on; {waits} for it"
+        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}{only}), written in {written} at {rate} "
+        f"while training goes on; {waits} for it"
     )
-    if goodput is None or checkpoint.best_every_steps is None:
+    best, practical = checkpoint.best_every_steps, checkpoint.practical_every_steps
+    if goodput is None or best is None or practical is None:
         return
-    ranks, best = counted(layout.world_size, "GPU" if on_gpu else "rank"), checkpoint.best_every_steps
+    ranks, between = counted(layout.world_size, "GPU" if on_gpu else "rank"), 3600 * goodput.hours_between_failures
     apart = "every step" if best == 1 else f"every {best:,} steps"
-    limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
-    between, all_kept = 3600 * goodput.hours_between_failures, ""
-    if job.checkpoint.keep_last is None:
-        room = _in_bytes(ceil(job.training.steps / best) * checkpoint.bytes)
-        all_kept = f"; they would fill {room}, as checkpoint.keep_last is unset and all are kept"
+    if best >= steps:
+        advice = f"one at the end is enough, as the interval that loses least, {best:,} steps, is longer than the job"
+    else:
+        limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
+        advice = f"{apart} ({duration_in_words(best * step)}){limit} would lose least by Daly's formula"
+        if practical > best:
+            advice += f"; every {practical:,} steps ({duration_in_words(practical * step)}) is practical"
+        number = ceil(steps / practical)
+        advice += (
+            f"; {min(number, keep or number):,} then fill {_in_bytes(min(number, keep or number) * checkpoint.bytes)}"
+        )
+        if keep is None:
+            advice += ", as checkpoint.keep_last is unset and all are kept"
     yield (
         f"failures: one in {duration_in_words(between)} on {ranks}, if each has one in "
         f"{duration_in_words(between * layout.world_size)}; {rounded(goodput.failures, 2)} during all "
-        f"steps; checkpoints {apart} ({duration_in_words(best * step)}){limit} would lose least{all_kept}"
+        f"steps; checkpoints: {advice}"
     )
     parts = [f"{goodput.without_failures:.2%} without failures"]
     if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
@@ -764,7 +787,10 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         parts.append(f"{goodput.from_memory:.2%} if the state is in peers' memory after each ({lost} lost)")
     lost = duration_in_words(goodput.lost_seconds_from_checkpoint)
     parts.append(f"{goodput.from_checkpoints:.2%} if each goes back to a checkpoint ({lost} lost)")
-    parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
+    if best < steps:
+        parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
+    if best < practical:
+        parts.append(f"{goodput.from_practical_checkpoints:.2%} with checkpoints every {practical:,}")
     yield f"goodput: {', '.join(parts)}"
     if (left := goodput.without_a_node) is not None:
         yield (
@@ -815,14 +841,20 @@ class StepParts(Config):
     update: float = Field(description="The optimizer, including copies of state kept in the host's memory.")
 
 
-class PlannedShape(PlannedRun):
+class PlannedStep(Frozen):
+    """How many ranks take a step, what they need of the hosts, and how long it takes."""
+
+    world_size: int
+    node_host_bytes: int = Field(
+        0, description="The most host memory that a node's ranks need for their state and copies."
+    )
+    step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
+    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
+
+
+class PlannedShape(PlannedRun, LayoutSizes, PlannedStep):
     """The job in one layout."""
 
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    context_parallel_size: int = 1
-    world_size: int
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
@@ -833,10 +865,6 @@ class PlannedShape(PlannedRun):
         description="Memory of the requested GPU model; null for CPUs and unknown models."
     )
     fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
-    node_host_bytes: int = Field(
-        0,
-        description="The most host memory that a node's ranks need for their state and copies.",
-    )
     node_memory_bytes: int | None = Field(None, description="Memory of a node's host; null if unknown, and for CPUs.")
     fits_host: bool | None = Field(None, description="Whether node_host_bytes fits; null if unknown and not checked.")
     offload_seconds: float = Field(
@@ -844,8 +872,6 @@ class PlannedShape(PlannedRun):
         description="Part of step_seconds spent on exposed copies to and from the host's memory: "
         "parallelism.optimizer_offload, and recompute=offload.",
     )
-    step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
-    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     observed_jobs: int = Field(
         0,
         description="Number of jobs that have run in this shape and correct its prediction; 0: corrected by all jobs "
@@ -1056,16 +1082,16 @@ def published_run(spec: JobSpec) -> PublishedRun | None:
 
 
 def published_in_words(spec: JobSpec) -> Iterator[str]:
-    """Compare a job's batch, learning rate and steps with the published ones, if these are known."""
+    """Compare a job's learning rate, batch and warm-up with the published ones, if these are known."""
     if published := published_run(spec):
-        training, optimizer = spec.training, spec.optimizer
-        yield (
-            f"published for {published.model}: {published.global_batch_size} sequences of {published.sequence_length} "
-            f"per step, learning rate {published.learning_rate:g}, {published.steps:,} steps, of which "
-            f"{published.warmup_steps:,} warm up ({published.source}); this job: {training.global_batch_size:,} of "
-            f"{training.sequence_length:,}, {optimizer.learning_rate:g}, {training.steps:,} steps, of which "
-            f"{optimizer.warmup_steps:,} warm up"
-        )
+        training, optimizer, said = spec.training, spec.optimizer, list[str]()
+        for batch, schedule in ((published, published), (training, optimizer)):
+            sequences, length = batch.global_batch_size, batch.sequence_length
+            said.append(
+                f"learning rate {schedule.learning_rate:g} at {sequences * length:,} tokens per step ({sequences:,} "
+                f"sequences of {length:,}), warm-up over {schedule.warmup_steps:,} of {batch.steps:,} steps"
+            )
+        yield f"published for {published.model} ({published.source}): {said[0]}; this job: {said[1]}"
 
 
 def unknown_memory(resources: ResourcesConfig) -> str:

@@ -17,13 +17,13 @@ from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
-from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout
+from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout, LayoutSizes
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unknown_gpu
 from boost_core.plan.memory import GIB, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import legal_modes
-from boost_core.plan.report import at, device_remedies, fastest, needed_bytes, too_large_for_hosts
+from boost_core.plan.report import PlannedStep, at, device_remedies, fastest, needed_bytes, too_large_for_hosts
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step
 from boost_core.terminal import rounded
@@ -177,15 +177,10 @@ class NothingFits(ValueError):
     """No layout within the job's range of GPUs is legal and fits."""
 
 
-class ChosenLayout(Config):
+class ChosenLayout(LayoutSizes, PlannedStep):
     """One of the layouts chosen for a job."""
 
     layout: str = Field(description="The layout in words, for example tp 2 × pp 1 × dp 4.")
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    context_parallel_size: int = 1
-    world_size: int
     recompute: str = Field(
         description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
     )
@@ -193,11 +188,6 @@ class ChosenLayout(Config):
         0, description="The resulting parallelism.optimizer_offload: 1 where the layout fits in no other way."
     )
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
-    node_host_bytes: int = Field(
-        0, description="The most host memory that a node's ranks need for their state and copies."
-    )
-    step_seconds: float = Field(description="Predicted seconds per step.")
-    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     why: tuple[str, ...] = Field(
         description="Reasons: the largest part of a step, the next best layout, and the nearest that does not fit."
     )

@@ -31,9 +31,9 @@ from typing import Any
 
 from pydantic import Field
 
-from boost_core.config.base import Config
-from boost_core.config.job import JobSpec, divisors, layout_problems
-from boost_core.config.parallelism import Layout
+from boost_core.config.base import Config, counted
+from boost_core.config.job import JobSpec, layout_problems
+from boost_core.config.parallelism import Layout, divisors
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import (
@@ -53,6 +53,7 @@ from boost_core.plan.report import (
     PUBLISHED_RUN,
     PlannedContext,
     PlannedRun,
+    PlannedStep,
     PublishedRun,
     RunConditions,
     StepParts,
@@ -311,8 +312,7 @@ class _Search:
             if batch % micro_batch:
                 continue
             # Numbers of replicas over which the micro-batches split, largest first.
-            portions = batch // micro_batch
-            numbers = divisors(portions)[::-1]
+            numbers = divisors(batch // micro_batch)[::-1]
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
             enough = max(1, training.sequence_length // _FEWEST_TOKENS)
             most_context = min(gpus // tensor, _MOST_CONTEXT, enough)
@@ -646,18 +646,12 @@ class PlanSearch(Config):
         return basis.machine(spec).joined_at(self.network_gigabits)
 
 
-class PlannedChoice(PlannedRun):
+class PlannedChoice(PlannedRun, PlannedStep):
     """One way to train the job."""
 
     text: str
     patch: dict[str, Any] = Field(description="JSON merge patch that turns the job into this choice.")
-    world_size: int
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
-    node_host_bytes: int = Field(
-        0, description="The most host memory that a node's ranks need for their state and copies."
-    )
-    step_seconds: float
-    step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
     step_parts: StepParts
     tokens_per_second: float
 
@@ -693,7 +687,6 @@ class SearchReport(Config):
 
 
 _MOST_GPUS = 4096  # at which a job for which nothing fits is still tried
-_FEW_NUMBERS = 8  # of replicas that a batch divides among; any more hardly explain unused GPUs
 _LAST_SECONDS = 0.5  # of a search, after which more GPUs are not tried: each takes up to four times as long
 
 
@@ -722,16 +715,15 @@ def search_report(
     if first is None:
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
     elif (used := first.layout.world_size) < request.gpus:
-        batch, most = spec.training.global_batch_size, request.gpus // (used // first.layout.dp)
+        batch, replica = spec.training.global_batch_size, used // first.layout.dp
+        numbers, most = divisors(batch), request.gpus // replica
+        fewer = sum(number <= request.gpus for number in numbers)
+        among = f"among {', '.join(f'{number:,}' for number in numbers[max(fewer - 3, 0) : fewer + 1])}"
         if batch % most:
-            reason = f"{batch:,} sequences per step do not divide among {most:,} replicas"
+            reason = f"{batch:,} sequences per step do not divide among {most:,} replicas, but {among}"
         else:
-            reason = "layouts with more take longer"
-            numbers = [number for number in range(1, request.gpus + 1) if batch % number == 0]
-            if len(numbers) <= _FEW_NUMBERS:
-                among = ", ".join(map(str, numbers))
-                reason += f", as {batch:,} sequences per step divide only among {among} replicas"
-        why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
+            reason = f"layouts with more take longer; {batch:,} sequences per step divide {among} replicas"
+        why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}, here of {counted(replica, 'GPU')} each")
     why += [f"device: {machine.profile.description}", network_in_words(machine)]
     why += published_in_words(spec)
     if spec.resources.gpus_per_worker and device is None:

@@ -13,11 +13,11 @@ import torch
 
 from boost_core.config import JobSpec
 from boost_core.context.attention import ContextAttention
+from boost_core.context.exchange import LatentRoute, integers
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
 from boost_core.context.sparse_parallel import SparseContextAttention
-from boost_core.context.stages import LatentRoute, integers
 from boost_core.data.corpus import Sequences
 from boost_core.model.attention import Rotation
 from boost_core.parallel.mesh import ProcessGroups

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
-from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks
+from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks, on_first_rank
 from boost_core.config import JobSpec, Layout
+from boost_core.config.base import StoreUnusable
 from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
 from boost_core.config.model import SparseAttentionConfig
@@ -286,9 +287,11 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
             return complete.finish()
         finally:
             complete.checkpoints.saver.make_way()
-    check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, new=False)
+    length = spec.training.sequence_length
+    check = partial(check_data, spec.data, spec.model.vocab_size, length, new=False)
+    indices = on_first_rank(check, failure=OSError, as_they_are=(ValueError, StoreUnusable))
     prompts = Prompts(spec)  # refused before the text is tokenized, which may take long
-    corpus = load_corpus(spec.data, spec.training.sequence_length)
+    corpus = load_corpus(spec.data, length, indices)
     peak = PeakMemory(device)
     with peak.watched:
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)

@@ -130,7 +130,7 @@ class KeyStore:
         def write() -> tuple[KeyRow, str]:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
                 # A new key, or a new secret for the one that the request created.
-                earlier = queries.find(session, request) if request is not None else None
+                earlier = queries.earlier_result(session, request) if request is not None else None
                 stored = row if earlier is None else session.get_one(KeyRow, earlier)
                 if stored.revoked_at is not None:
                     remedy = "send another Idempotency-Key for a new one"

@@ -24,7 +24,7 @@ from service.jobs.outlook import Outlook
 from service.jobs.profiles import ProfileStore
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
-from service.jobs.study import Studies
+from service.jobs.sweep_study import Studies
 from service.jobs.sweeps import SweepStore
 from service.models.access import Scope
 from service.settings import Settings

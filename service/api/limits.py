@@ -1,10 +1,9 @@
-"""What a client may use: rates of requests, open streams, reads of the record, threads for stores; retried requests.
+"""What a client may use: rates of requests, open streams, reads of the record, threads for stores.
 
 All of it is counted in this process only: each replica allows as much.
 """
 
 import asyncio
-import hashlib
 import ipaddress
 import math
 import threading
@@ -15,18 +14,15 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
-from fastapi import Depends, Header
-from fastapi import Request as HttpRequest
 from sqlalchemy.exc import OperationalError
 
 from service.accounts.keys import Principal
 from service.api.errors import RateLimited, StoreUnavailable
 from service.jobs.database import WAIT_SECONDS, DatabaseSlow
-from service.jobs.model import Request
 from service.jobs.queries import TooManyUnknown
 from service.jobs.store import JobStore
 from service.security.redaction import redact
@@ -258,25 +254,3 @@ class StoreAccess:
         for deadline in self._waiting:
             if not deadline.expired():
                 deadline.reschedule(min(soon, deadline.when() or soon))
-
-
-_Key = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{1,255}$",
-        description="Makes it safe to retry the request: the same key with the same body takes effect once.",
-    ),
-]
-
-
-async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:
-    """The request's identity, if it carries an Idempotency-Key."""
-    if key is None:
-        return None
-    who: Principal = http.state.principal  # admitted by the route
-    content = hashlib.sha256(f"{http.method} {http.url.path}\n".encode() + await http.body())
-    return Request(who.tenant, key, content.hexdigest())
-
-
-IdempotentDep = Annotated[Request | None, Depends(_idempotent)]

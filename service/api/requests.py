@@ -1,16 +1,20 @@
-"""Strict reading of request bodies: limited in size, and valid JSON only. Answers as JSON or CSV."""
+"""Strict reading of request bodies: limited in size, and valid JSON only. Idempotency keys. Answers as JSON or CSV."""
 
+import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Depends, Header, HTTPException, Response
+from fastapi import Request as HttpRequest
 from fastapi.routing import APIRoute
 
 from boost_core.config.base import is_too_deep
+from service.accounts.keys import Principal
+from service.jobs.model import Request
 from service.models.jobs import AnswerFormat, Tabular
 
 MOST_BODY_BYTES = 2**20
@@ -29,7 +33,7 @@ def in_format(answer: Tabular, media_type: AnswerFormat) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-class StrictRequest(Request):
+class StrictRequest(HttpRequest):
     """A request whose body is limited in size and whose numbers are finite."""
 
     async def body(self) -> bytes:
@@ -85,11 +89,11 @@ class StrictRequest(Request):
 class StrictRoute(APIRoute):
     """A route that reads its requests strictly."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         """FastAPI's handler, given a strict request."""
         handle = super().get_route_handler()
 
-        async def handle_strictly(request: Request) -> Response:
+        async def handle_strictly(request: HttpRequest) -> Response:
             return await handle(StrictRequest(request.scope, request.receive))
 
         return handle_strictly
@@ -118,3 +122,25 @@ def _finite(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"the number {digits[:40]} is too large")
     return number
+
+
+_Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="Makes it safe to retry the request: the same key with the same body takes effect once.",
+    ),
+]
+
+
+async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:
+    """The request's identity, if it carries an Idempotency-Key."""
+    if key is None:
+        return None
+    who: Principal = http.state.principal  # admitted by the route
+    content = hashlib.sha256(f"{http.method} {http.url.path}\n".encode() + await http.body())
+    return Request(who.tenant, key, content.hexdigest())
+
+
+IdempotentDep = Annotated[Request | None, Depends(_idempotent)]

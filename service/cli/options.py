@@ -13,6 +13,7 @@ from service.cli.connection import open_client
 from service.cli.console import BadInput
 
 _COMPLETION_SECONDS = 1.0
+_MOST_NAMED = 5
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _SPAN = re.compile(r"(\d{1,6})([smhdw])")
 
@@ -30,13 +31,45 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
     return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]
 
 
+def job_of(context: typer.Context, job: str) -> str:
+    """Return the ID of the only job with this name, or what was given if no job has it.
+
+    Raises:
+        BadInput: Several jobs have this name.
+    """
+    if context.resilient_parsing or job.startswith("job-"):
+        return job
+    with open_client(context.params.get("url")) as client:
+        named = [each for each in client.list(name=job).jobs if each.name == job]
+    if len(named) > 1:
+        which = [f"{each.id} ({each.state})" for each in named[:_MOST_NAMED]]
+        raise BadInput(
+            f"{job!r} is the name of several jobs; give an ID: {', '.join(which)}, or as `boost ls` lists them"
+        )
+    return named[0].id if named else job
+
+
+def jobs_of(context: typer.Context, jobs: list[str] | None) -> list[str]:
+    """Return the IDs of jobs, each as in ``job_of``."""
+    return [job_of(context, job) for job in jobs or ()]
+
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
 JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="Job ID; `boost ls` lists them.", autocompletion=complete_job_ids)
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="ID or name of a job; `boost ls` lists them.",
+        autocompletion=complete_job_ids,
+        callback=job_of,
+    ),
 ]
 Url = Annotated[
     str | None,
-    typer.Option(help="URL of the service (default: BOOST_URL, else the service of `boost login`, else this machine)."),
+    typer.Option(
+        help="URL of the service (default: BOOST_URL, else the service of `boost login`, else this machine).",
+        is_eager=True,  # before arguments that it is needed for
+    ),
 ]
 JobOrCheckpoint = Annotated[
     str,

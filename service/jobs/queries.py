@@ -357,7 +357,7 @@ def backlog(connection: Connection, tenant: str | None = None) -> list[Backlog]:
     ]
 
 
-def find(session: Session | Connection, request: Request) -> str | None:
+def earlier_result(session: Session | Connection, request: Request) -> str | None:
     """The result of the request if it was carried out before; ``None`` if it was not.
 
     Raises:

@@ -246,7 +246,7 @@ class JobStore:
             # Plain statements take a fraction of the time of a session's objects.
             with self.engine.begin() as connection:
                 if request is not None:
-                    if known := queries.find(connection, request):
+                    if known := queries.earlier_result(connection, request):
                         alongside(connection)
                         return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                     connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
@@ -268,7 +268,7 @@ class JobStore:
             IdempotencyKeyReused: The request's key came with another one before.
         """
         with Session(self.engine) as session:
-            job_id = queries.find(session, request)
+            job_id = queries.earlier_result(session, request)
             return queries.load(session, job_id) if job_id else None
 
     def get(self, job_id: str) -> JobRecord:
@@ -520,7 +520,7 @@ class JobStore:
 
         Raises:
             JobNotFound: There is no such job.
-            WrongState: The job is not RUNNING.
+            WrongState: The job is not RUNNING, or too many wait to be given to its gang.
             IdempotencyKeyReused: The request's key came with another one before.
             pydantic.ValidationError: The gang has no such rank.
         """
@@ -755,7 +755,7 @@ class JobStore:
         def plan(record: JobRecord, session: Session) -> Write | None:
             if request is None:
                 return change(record)
-            if queries.find(session, request):
+            if queries.earlier_result(session, request):
                 return None
             write = change(record)
             return Write(write.values, [*write.rows, RequestRow(**model.request_values(request, job_id))])

@@ -214,7 +214,7 @@ class DatasetRow(Table):
 
 
 class SweepRow(Table):
-    """A sweep: ``service.models.sweeps.Sweep``. Optuna has its trials' parameters and values; see ``jobs.study``."""
+    """A sweep: ``service.models.sweeps.Sweep``. Optuna has its trials' parameters and values (``sweep_study``)."""
 
     __tablename__ = "sweeps"
     __table_args__ = (UniqueConstraint("tenant", "name", name="uq_sweeps_tenant_name"),)

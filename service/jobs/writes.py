@@ -43,6 +43,7 @@ _REPEATED = frozenset(  # repeated in every pass
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare", "comparison"})
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _MOST_RESTARTS = 50
+MOST_COMMANDS = 20  # that a gang has not been given yet, which a record holds
 
 NumberedReport = tuple[int, datetime, Report]  # sequence number in the gang's life, time, report
 
@@ -258,7 +259,7 @@ def commanded(record: JobRecord, command: WorkerCommand) -> Write:
     """Request a drill or profile from a job's gang.
 
     Raises:
-        WrongState: The job is not RUNNING.
+        WrongState: The job is not RUNNING, or too many wait to be given to its gang.
         pydantic.ValidationError: The gang has no such rank.
     """
     drill, layout = isinstance(command, Drill), record.present_layout
@@ -268,6 +269,8 @@ def commanded(record: JobRecord, command: WorkerCommand) -> Write:
     problem = f"is not a rank of a gang of {layout}; use 0 to {layout.world_size - 1}"
     wrong = [FieldProblem((field,), rank, f"{rank} {problem}") for rank in ranks if rank >= layout.world_size]
     raise_problems(type(command).__name__, wrong)
+    if len(record.commands) == MOST_COMMANDS:
+        raise WrongState(record, f"{MOST_COMMANDS} drills and profiles wait for its gang; try again in some seconds")
     waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
     # A drill is stored as an event now; a profile is reported once it is ready.
     events = [event(record, "drill", command.model_dump())] if drill else []

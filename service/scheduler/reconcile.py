@@ -25,6 +25,7 @@ from service.jobs.writes import NumberedReport, TakenBack
 from service.logs import RecurringFaults, about
 from service.scheduler.autoscaling import Autoscaling, requested_nodes
 from service.scheduler.cluster_snapshot import (
+    Action,
     Admit,
     CapacityObserved,
     Explain,
@@ -53,6 +54,7 @@ _MOST_CHANGES = 10_000  # from which a job's trace is made
 # Seconds before a job that keeps losing its gangs gets another: twice as long each time.
 _LOSS_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 _START_SECONDS = 300.0  # for a new gang's supervisor to answer first
+_MOST_TOLD_TO_WAIT = 50  # jobs that a pass moves out of the queue, or tells what is new, though nothing starts them
 _MOST_EXPLAINED = 500  # jobs in the queue of which a pass stores what they wait for, besides those that need it now
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
@@ -222,6 +224,12 @@ def _layout_in_record(job: JobRecord, stored: int) -> Layout:
     return demand.fastest(demand.layouts) or layout
 
 
+def _told(action: Action) -> bool:
+    """Whether a job is to wait for what its record says already."""
+    waits = Reason.WAITING_FOR_RESOURCES
+    return isinstance(action, Wait) and (action.job.reason, action.job.message) == (waits, action.message)
+
+
 class Reconciler:
     """Makes passes over all active jobs.
 
@@ -302,11 +310,17 @@ class Reconciler:
         now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
         explained: list[Explain] = []
+        launched = {action.job.id for action in actions if isinstance(action, Launch)}
+        waits = [each for each in actions if isinstance(each, Admit | Wait) and not _told(each)]
+        waiting = dict.fromkeys(each.job.id for each in waits if each.job.id not in launched)
+        put_off = set([*waiting][_MOST_TOLD_TO_WAIT:])
         for action in actions:
             if isinstance(action, Explain):
                 explained.append(action)
                 continue
             job = action.job
+            if job.id in put_off or _told(action):
+                continue
             with self._apart(job.id, job.attempt, job.traceparent):
                 match action:
                     case Admit():

@@ -1,4 +1,4 @@
-"""Drives sweeps: has trials chosen, judged and pruned (``jobs.study``), and submits and stops their jobs.
+"""Drives sweeps: has trials chosen, judged and pruned (``jobs.sweep_study``), and submits and stops their jobs.
 
 Each pass compares what is stored of a sweep, its trials and their jobs, and makes the changes that follow, one after
 the other. Nothing is remembered between two changes, so a service that dies at any moment is continued by the next.
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
-from service.jobs import study
+from service.jobs import sweep_study
 from service.jobs.leases import Lease, LeaseLost
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
-from service.jobs.study import Studies
+from service.jobs.sweep_study import Studies
 from service.jobs.sweeps import SweepStore
 from service.jobs.writes import AlreadyFinished
 from service.logs import RecurringFaults
@@ -94,12 +94,12 @@ class SweepDriver:
             return  # the next pass goes on
         jobs = view.jobs
         shown = [
-            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            sweep_study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
             for trial in view.trials
         ]
         complete = [trial for trial in shown if trial.state is TrialState.COMPLETE]
         best = min(complete, key=lambda trial: (trial.value or 0.0) * (1 if sweep.spec.minimize else -1), default=None)
-        trials = study.counts(shown)
+        trials = sweep_study.counts(shown)
         told = {"trials": dict(trials), "best": best.model_dump(mode="json") if best else None}
         if view.running or any(not job.finished for job in jobs.values()):
             if (trials, best) != (sweep.trials, sweep.best):
@@ -129,7 +129,7 @@ class SweepDriver:
             if job.finished or not view.trials[number].state.is_finished():
                 continue
             # That of a complete one is about to end by itself, with its last checkpoint; stopped, it could lose it.
-            complete = study.shown(request, view.trials[number], job.id).state is TrialState.COMPLETE
+            complete = sweep_study.shown(request, view.trials[number], job.id).state is TrialState.COMPLETE
             if complete and sweep.state is not SweepState.STOPPING:
                 continue
             if self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
@@ -139,11 +139,11 @@ class SweepDriver:
             self.studies.stop(view.running[0], f"the sweep was stopped {why}")
             return True
         for trial in view.running:
-            if trial.number not in view.jobs and study.refusal(trial) is None:
+            if trial.number not in view.jobs and sweep_study.refusal(trial) is None:
                 self._submit(sweep, trial)
                 return True
         if len(view.running) < request.parallel and not self._is_over(view):
-            trial = study.ask(request, view.trials)
+            trial = sweep_study.ask(request, view.trials)
             self.studies.add(sweep.id, request, trial)
             return True
         return self._judge(view)
@@ -158,7 +158,7 @@ class SweepDriver:
             return True
         if budget.tokens is not None:
             trained = (trial for trial in view.trials if trial.number in view.jobs)
-            if sum(study.tokens_of(trial, view.jobs[trial.number].spec) for trial in trained) >= budget.tokens:
+            if sum(sweep_study.tokens_of(trial, view.jobs[trial.number].spec) for trial in trained) >= budget.tokens:
                 return True
         return budget.gpu_hours is not None and self.record.gpu_hours([*view.jobs.values()]) >= budget.gpu_hours
 
@@ -166,8 +166,8 @@ class SweepDriver:
         request = view.sweep.spec
         if request.max_failures is None:
             return False
-        shown = [study.shown(request, trial, None) for trial in view.trials]
-        return study.counts(shown).get(TrialState.FAILED, 0) > request.max_failures
+        shown = [sweep_study.shown(request, trial, None) for trial in view.trials]
+        return sweep_study.counts(shown).get(TrialState.FAILED, 0) > request.max_failures
 
     def _stop_job(self, job: JobRecord, why: str) -> bool:
         store = self.record.jobs
@@ -185,7 +185,7 @@ class SweepDriver:
     def _submit(self, sweep: Sweep, trial: "FrozenTrial") -> None:
         """Submit a trial's job, or note why that is impossible."""
         try:
-            parameters = study.parameters_of(sweep.spec, trial)
+            parameters = sweep_study.parameters_of(sweep.spec, trial)
             job = self.submit(sweep, trial.number, parameters, self.record.refuse_if_lost)
         except IllegalTrial as error:
             self.studies.refuse(trial, str(error))
@@ -199,7 +199,7 @@ class SweepDriver:
             trial.number: request.milestones(view.jobs[trial.number].spec) if trial.number in view.jobs else []
             for trial in view.running
         }
-        turns = sorted((study.next_milestone(trial, milestones[trial.number]), trial) for trial in view.running)
+        turns = sorted((sweep_study.next_milestone(trial, milestones[trial.number]), trial) for trial in view.running)
         if request.search == "tpe" or request.stop_early is not None:
             turns = turns[:1]  # otherwise verdicts decide nothing about other trials, and none waits for its turn
         for (_, number, step), trial in turns:
@@ -207,14 +207,14 @@ class SweepDriver:
             if value is None and reason is None:
                 continue
             last = bool(milestones[number]) and step == milestones[number][-1]
-            verdict = study.judge(request, view.trials, number, step, value, reason, last=last)
+            verdict = sweep_study.judge(request, view.trials, number, step, value, reason, last=last)
             self.studies.note(trial, verdict)
             return True
         return False
 
     def _outcome(self, view: _View, trial: "FrozenTrial", step: int) -> tuple[float | None, str | None]:
         """A trial's value at a step, or else why it has failed; neither: it is still under way."""
-        if (reason := study.refusal(trial)) is not None:
+        if (reason := sweep_study.refusal(trial)) is not None:
             return None, reason
         job, metric = view.jobs[trial.number], view.sweep.spec.metric
         value = self.record.value(job, metric, step)

@@ -37,9 +37,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.resharding import load_chunks
-from boost_core.checkpoint.shards import ChecksummingWriter, Chunk, SaveChunks, read_on_first_rank
+from boost_core.checkpoint.shards import ChecksummingWriter, Chunk, SaveChunks, on_first_rank, read_on_first_rank
 from boost_core.config import JobSpec
-from boost_core.config.data_files import INDEX, Shard, TokenIndex, read_index
+from boost_core.config.data_files import INDEX, Shard, TokenIndex, check_data
+from boost_core.config.training import DataConfig, SourceConfig
 from boost_core.parallel.mesh import ParallelMesh
 from boost_core.train.checkpoint_manager import load_newest
 from tests.benchmarks.figures import FIGURES, write_table
@@ -172,14 +173,25 @@ def _of_gang(
 
 
 def data_index(ranks: int) -> tuple[int, int, float, float]:
-    """The same for the index of the tokens, which each rank reads."""
-    shards = tuple(Shard(part="training", name=f"{number:06}.bin", tokens=10**8) for number in range(SHARDS))
+    """The same for the index of the tokens."""
+    shards = tuple(
+        Shard(part="training" if number else "validation", name=f"{number:06}.bin", tokens=10**8)
+        for number in range(SHARDS)
+    )
     index = TokenIndex(
         dtype="uint16", vocabulary=32_000, end_of_document=0, shards=shards, source="benchmark", complete=True
     )
     fsspec.filesystem("counted").pipe_file(f"counted://tokens/{INDEX}", index.model_dump_json().encode())
-    one = counted(partial(read_index, "counted://tokens"))
-    return _of_gang(ranks, one, one)
+    told: dict[int, list[Any]] = {}
+    costs = []
+    # Unchecked, as no job may name this scheme.
+    data = DataConfig.model_construct(
+        source=SourceConfig.model_construct(kind="tokenized", paths=("counted://tokens",))
+    )
+    for rank in (0, ranks - 1):
+        with play(ranks, rank, told):
+            costs.append(counted(lambda: on_first_rank(partial(check_data, data, 32_000, 4_096, new=False))))
+    return _of_gang(ranks, *costs)
 
 
 _SERVER = """
@@ -264,7 +276,7 @@ def main() -> None:
         rows.append(_gloo_row(of, lazily))
     restored = [restore(ranks, job_of(ranks)) for ranks in RANKS]
     phases = {
-        "the index of the data, by each rank": ([data_index(ranks) for ranks in RANKS], "n, by the store's limit"),
+        "the index of the data": ([data_index(ranks) for ranks in RANKS], "nothing"),
         "listing checkpoints": ([each["list"] for each in restored], "n, a page of names for 1,000 files"),
         "restoring one": ([each["load"] for each in restored], "n, by the store's limit"),
     }

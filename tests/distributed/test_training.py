@@ -1,11 +1,18 @@
 """The trainer on real ranks: what it reports, and that the layout changes nothing but the order of sums."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import JobSpec
+from boost_core.config.training import SourceConfig
+from boost_core.data.tokenize import TokenizePlan, tokenize
+from boost_core.data.tokenizers import ByteTokenizer
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
@@ -34,6 +41,34 @@ def test_reports_of_a_whole_run(ranks: Ranks, corpus: Path, tmp_path: Path) -> N
     assert last.eta_seconds == 0
     saved = [report for report in first if report.kind == "checkpoint"][-1]
     assert saved.bytes == sum(path.stat().st_size for path in Path(saved.url).iterdir() if path.name != "manifest.json")
+
+
+def where_the_first_rank_alone_reads_indices(spec: JobSpec) -> int | str:
+    """The number of reports, or why it was refused."""
+    name = "boost_core.config.data_files.find_index"
+    refused = patch(name, side_effect=AssertionError("it reads the index")) if dist.get_rank() else nullcontext()
+    with refused:
+        try:
+            return len(train_and_record(spec))
+        except ValueError as error:
+            return str(error)
+
+
+def test_one_rank_reads_what_the_others_are_told_of_the_data(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    source = SourceConfig(kind="text", paths=(str(corpus),))
+    tokenize(TokenizePlan(source, str(tokens), ByteTokenizer(), "", 0.2, 1_000), lambda _: None)
+    data = {"source": {"kind": "tokenized", "paths": [str(tokens)]}}
+    spec = tiny_job(corpus, tmp_path / "checkpoints", data=data)
+    reports, none = ranks.run(2, where_the_first_rank_alone_reads_indices, spec)
+    assert reports > 8
+    assert none == 0
+    (tokens / "training-00000.bin").unlink()
+    answers = ranks.run(2, where_the_first_rank_alone_reads_indices, tiny_job(corpus, tmp_path / "again", data=data))
+    assert all("is missing on this node; name a folder that every node can read" in answer for answer in answers)
+    (tokens / "index.json").unlink()
+    answers = ranks.run(2, where_the_first_rank_alone_reads_indices, tiny_job(corpus, tmp_path / "more", data=data))
+    assert all("holds no tokens (index.json is missing)" in answer for answer in answers)
 
 
 def test_named_sets_are_evaluated_alike_in_every_layout(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:

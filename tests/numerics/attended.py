@@ -3,7 +3,7 @@
 import torch
 
 from boost_core.context.attention import ContextAttention, LayerAttention
-from boost_core.context.stages import QueryLatents
+from boost_core.context.exchange import QueryLatents
 
 
 def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from boost_core.context import stages
+from boost_core.context import exchange
 
 _registered = torch.library.Library("aten", "IMPL")
 
@@ -21,7 +21,7 @@ _registered = torch.library.Library("aten", "IMPL")
 def flash_on_cpu() -> Iterator[None]:
     """Attend on CPU as a GPU does."""
     _register()
-    with patch.object(stages, "reads_lengths_on_device", lambda _: True):
+    with patch.object(exchange, "reads_lengths_on_device", lambda _: True):
         yield
 
 

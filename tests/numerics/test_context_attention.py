@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
+from boost_core.context.exchange import Attended, StageAttention
 from boost_core.context.placement import PLACEMENTS, Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
-from boost_core.context.stages import Attended, StageAttention
 from boost_core.model.attention import one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import attended

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
+from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker
 from boost_core.context.plan import AttentionLayer, Rates, figures
-from boost_core.context.stages import LatentRoute, QueryLatents, TaskMaker
 from boost_core.model.attention import Rotation, one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import started

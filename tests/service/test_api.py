@@ -19,6 +19,7 @@ from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.outlook import Outlook
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
+from service.jobs.writes import MOST_COMMANDS
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -180,6 +181,12 @@ def test_profiles(http: httpx.Client, store: JobStore) -> None:
     key = {"Idempotency-Key": "once"}
     answers = [http.post(path, json={"steps": 2}, headers=key) for _ in range(2)]
     assert [len(answer.json()["commands"]) for answer in answers] == [2, 2]
+    for _ in range(MOST_COMMANDS - 2):
+        assert http.post(path, json={}).status_code == 202
+    problem = problem_of(http.post(path, json={}), 409)
+    assert f"{MOST_COMMANDS} drills and profiles wait for its gang; try again in some seconds" in problem["detail"]
+    store.take_commands(job.id)
+    assert http.post(path, json={}).status_code == 202
     problem_of(http.post("/v1/jobs/job-0/profiles", json={}), 404)
 
 
@@ -215,7 +222,11 @@ BAD = [
     (changed("model.num_attention_heads", 5), "model.num_attention_heads", "does not split into 5 heads"),
     (changed("model.num_key_value_heads", 3), "model.num_key_value_heads", "choose a divisor of 4"),
     (changed("model.vocab_size", 100), "model.vocab_size", "use at least 256"),
-    (changed("parallelism.tensor_parallel_size", 3), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
+    (
+        changed("parallelism.tensor_parallel_size", 3),
+        "parallelism.tensor_parallel_size",
+        "use 1, 2, 4",
+    ),
     (changed("parallelism.tensor_parallel_size", 1.5), "parallelism.tensor_parallel_size", "not 1.5"),
     (changed("parallelism.tp", 2), "parallelism.tp", "known here: tensor_parallel_size"),
     (changed("parallelism.pipeline_parallel_size", 32), "parallelism.pipeline_parallel_size", "use fewer stages"),

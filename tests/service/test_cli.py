@@ -13,7 +13,7 @@ import pytest
 from boost_core.messages import Drill, RankTimesReport
 from boost_core.terminal import duration
 from service.jobs.patch import JobPatch
-from service.jobs.states import Reason
+from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from tests.service.command_line import Boost, boost_at, job_file, process, run_boost
 from tests.service.conftest import RunningApi
@@ -431,3 +431,18 @@ def test_a_time_between_failures_that_is_none_is_refused(boost, tmp_path: Path) 
         refused = boost("plan", job_file(tmp_path, GOOD), "--mtbf", given)
         assert refused.exit_code == 2
         assert "give hours, or a span such as 12h or 30d" in refused.output.replace("\n", " ")
+
+
+def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(boost, store: JobStore, tmp_path: Path) -> None:
+    alone, other = store.create(a_spec(name="alone"), "/c"), store.create(a_spec(name="alone-2"), "/c")
+    twins = [store.create(a_spec(name="twin"), "/c") for _ in range(2)]
+    assert boost("show", "alone", "--json").stdout == boost("show", alone.id, "--json").stdout
+    assert json.loads(boost("compare", "alone-2", "alone", "--json").stdout)["jobs"][0]["id"] == other.id
+    assert boost("diff", "alone", job_file(tmp_path, GOOD)).exit_code == 0
+    result = boost("cancel", "twin")
+    assert result.exit_code == 2
+    assert "'twin' is the name of several jobs; give an ID" in result.stderr
+    assert all(twin.id in result.stderr for twin in twins)
+    assert "there is no job 'alon'" in boost("cancel", "alon").stderr
+    assert boost("cancel", "alone", other.id).exit_code == 0
+    assert [store.get(job.id).state for job in (alone, other)] == [JobState.CANCELLED] * 2

@@ -146,13 +146,14 @@ def test_retry() -> None:
 
 
 def test_jobs_are_cancelled_together() -> None:
+    ids = ["job-a", "job-b", "job-c"]
     answer = {"cancelled": 2, "ended": 1, "not_found": [], "remaining": False}
     unknown = answer | {"not_found": ["job-0"]}
     with serving({"POST /v1/jobs/cancel": [Answer(202, answer), Answer(202, unknown)]}) as server:
         boost = boost_at(server.url)
-        done, partly = boost("cancel", "a", "b", "c"), boost("cancel", "a", "b", "c", "job-0")
-        refused = [boost("cancel"), boost("cancel", "a", "--group", "g"), boost("cancel", "--group", "g")]
-    assert [asked.body for asked in server.asked] == [{"ids": ["a", "b", "c"]}, {"ids": ["a", "b", "c", "job-0"]}]
+        done, partly = boost("cancel", *ids), boost("cancel", *ids, "job-0")
+        refused = [boost("cancel"), boost("cancel", "job-a", "--group", "g"), boost("cancel", "--group", "g")]
+    assert [asked.body for asked in server.asked] == [{"ids": ids}, {"ids": [*ids, "job-0"]}]
     assert (done.exit_code, done.stdout.startswith("2 jobs cancelled")) == (0, True)
     assert "1 job had ended before" in done.stdout
     assert (partly.exit_code, "there is no job job-0" in partly.stderr) == (1, True)

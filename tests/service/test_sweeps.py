@@ -30,12 +30,12 @@ from service.api.errors import InvalidJob, StoreUnavailable
 from service.api.limits import THREADS_PER_TENANT
 from service.api.routes.sweeps import trial_submitter
 from service.client import ApiError, Client
-from service.jobs import study
+from service.jobs import sweep_study
 from service.jobs.leases import LeaseLost, Leases
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
-from service.jobs.study import Studies
+from service.jobs.sweep_study import Studies
 from service.jobs.sweeps import MOST_RUNNING, SweepConflict, SweepStore
 from service.models.access import Scope
 from service.models.problems import job_errors
@@ -152,7 +152,7 @@ class Lab:
         sweep = self.sweeps.get("rates", "default")
         jobs = self.store.of_sweep(sweep.id)
         return [
-            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            sweep_study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
             for trial in self.studies.trials(sweep.id)
         ]
 
@@ -410,7 +410,7 @@ def test_importance_takes_four_completed_trials(lab: Lab) -> None:
 
 def test_importance_is_computed_when_more_trials_have_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = list[int]()
-    monkeypatch.setattr(study, "importance", lambda _, trials: counted.append(len(trials)))
+    monkeypatch.setattr(sweep_study, "importance", lambda _, trials: counted.append(len(trials)))
     sweep = lab.create(parallel=1, budget={"trials": 2})
     while lab.sweeps.unfinished():
         lab.drive()

@@ -156,7 +156,7 @@ def test_each_says_why_and_what_it_recomputes() -> None:
     [
         ({"most": 3}, ["no layout of 1 to 3 GPUs fits", "more than a GPU", "raise elasticity.gpus.max"]),
         ({"least": 37, "most": 37}, ["no layout of 37 to 37 GPUs is legal", "1, 2, 3, 4, 6, 8, 12", "at most"]),
-        ({"kind": "B300"}, ["no figures are known of GPUs named 'B300'; name one of B200, GB200"]),
+        ({"kind": "B300"}, ["no figures are known of GPUs named 'B300' (the nearest: B200, GB200"]),
         ({"resources": {"gpus_per_worker": 1}}, ["needs to know the GPU's memory; set resources.accelerator_type to"]),
         ({"most": 65_536, "kind": None, "training": {"steps": 1, "global_batch_size": 735_134_400,
           "micro_batch_size": 1}}, ["1 to 65536 GPUs allow more than 5,000 layouts; narrow the range"]),

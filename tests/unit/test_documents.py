@@ -49,10 +49,10 @@ def found(path: Path, content: bytes, kind: str) -> tuple[list[str], list[str]]:
 
 
 BAD_LINES = [
-    (b'{"words": "x"}', "no JSON object with a field 'text'; check text_field"),
+    (b'{"words": "x"}', "has no field 'text', but 'words'; set text_field to a field of text: 'words'"),
     (b"no json", "no JSON object with a field 'text'"),
     (b"[1, 2]", "no JSON object with a field 'text'"),
-    (b'{"text": 3}', "'text' is int, not text"),
+    (b'{"text": 3}', "has a field 'text' that is int, not text; convert it"),
     (b'{"text": "half \\ud83d of it"}', r"'text' holds \ud83d, a lone surrogate"),
     (b'{"text": "caf\xe9"}', "is not UTF-8: byte 0xe9 at offset 13"),
     (b"[" * 100_000, "nested too deeply"),
@@ -266,6 +266,20 @@ def test_a_job_whose_files_hold_no_documents_is_told(tmp_path: Path) -> None:
     data = DataConfig(source=SourceConfig(kind="jsonl", paths=(str(tmp_path),)))
     with pytest.raises(ValueError, match="the training text is 0 tokens, too little"):
         load_corpus(data, 8)
+
+
+def test_nobody_is_told_to_skip_where_that_might_leave_out_all(tmp_path: Path) -> None:
+    columns = tmp_path / "b.parquet"
+    columns.write_bytes(parquet(TEXTS))
+    absent = SourceConfig(kind="parquet", paths=(str(columns),), text_field="body")
+    with pytest.raises(ValueError, match=r"set text_field to a column of text: 'text'$"):
+        load_corpus(DataConfig(source=absent), 8)
+    lines = tmp_path / "a.jsonl"
+    for first, advised in (('{"body": "other"}', False), ('{"text": "good"}', True), ("no JSON", True)):
+        lines.write_text(f'{first}\n{{"body": "other"}}\n')
+        source = SourceConfig(kind="jsonl", paths=(str(lines),))
+        bad = next(each for each in documents(SourceFile(str(lines), 40), source) if each.problem)
+        assert ("--on-error skip" in bad.refusal()) == advised
 
 
 def test_a_bad_document_says_where_it_is() -> None:

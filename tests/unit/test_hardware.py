@@ -69,13 +69,14 @@ def test_every_name_leads_to_its_device() -> None:
 
 @pytest.mark.parametrize(("kind", "nearest"), [
     ("H10", "H100"), ("H100-40G", "H100"), ("H100-64G", "H100"), ("A100-20G", "A100-40G"), ("A100-48G", "A100-40G"),
+    ("A100-40", "A100-40G"), ("H100-94", "H100-NVL"), ("L4-40", "L40"),
     ("NVIDIA-A100-SXM-64GB", "A100"), ("H200-40G", "H200"), ("L40-40GB", "L40"),
 ])  # fmt: skip
 def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: str) -> None:
     assert device_named(kind) is None and memory_named(kind) is None
     small = {"accelerator_type": kind, "gpus_per_worker": 1}
     spec = a_spec(resources=small)
-    with pytest.raises(ValueError, match=rf"'{kind}'; name one of .*{nearest}.* or describe it"):
+    with pytest.raises(ValueError, match=rf"'{kind}' \(the nearest: .*{nearest}.*\); name one of A10, .*, or describe"):
         search_report(spec, PlanSearch(gpus=8))
     described = {
         "levels": [{"name": "node", "fan_out": 8, "gigabytes_per_second": 50}],
@@ -198,10 +199,15 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     )  # fmt: skip
     report = search_report(odd, PlanSearch(gpus=4))
     assert report.choices[0].world_size == 3
-    assert "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas" in report.why
+    used = (
+        "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas, but among 1, 3, 5, here of 1 GPU"
+    )
+    assert f"{used} each" in report.why
     assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)
     assert report.choices[0].gpu_hours == pytest.approx(3 * report.choices[0].total_seconds / 3600)
     indivisible = odd.model_copy(update={"training": odd.training.model_copy(update={"global_batch_size": 22})})
     report = search_report(indivisible, PlanSearch(gpus=8))
-    assert any("22 sequences per step divide only among 1, 2 replicas" in why for why in report.why), report.why
+    assert any(
+        why.endswith("22 sequences per step divide among 1, 2, 11 replicas, here of 7 GPUs each") for why in report.why
+    ), report.why
     assert report.choices[0].kilowatt_hours == pytest.approx(0.7 * report.choices[0].gpu_hours)  # 700 W each

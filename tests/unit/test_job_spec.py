@@ -155,7 +155,7 @@ BAD = [
     (changed(model={"num_key_value_heads": 3}), "model.num_key_value_heads", "choose a divisor of 4"),
     (changed(model={"vocab_size": 100}), "model.vocab_size", "use at least 256"),
     (changed(model={"hiden_size": 64}), "model.hiden_size", "Extra inputs"),
-    (changed(parallelism={"tensor_parallel_size": 3}), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
+    (changed(parallelism={"tensor_parallel_size": 3}), "parallelism.tensor_parallel_size", "use 1, 2, 4"),
     (changed(parallelism={"tensor_parallel_size": 8}), "parallelism.tensor_parallel_size", "num_attention_heads=4"),
     (changed(parallelism={"tensor_parallel_size": 0}), "parallelism.tensor_parallel_size", "greater than or equal"),
     (changed(parallelism={"pipeline_parallel_size": 32}), "parallelism.pipeline_parallel_size", "use fewer stages"),

@@ -37,6 +37,8 @@ def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
 def test_without_warm_up_and_with_only_warm_up() -> None:
     assert learning_rate(1, 1, OptimizerConfig(learning_rate=1.0)) == pytest.approx(0.1)
     assert learning_rate(5, 5, OptimizerConfig(learning_rate=1.0, warmup_steps=5)) == 1.0
+    linear = OptimizerConfig(learning_rate=1.0, schedule="linear")
+    assert learning_rate(30, 10, linear) == learning_rate(10, 10, linear) == pytest.approx(0.1)
 
 
 def theirs(schedule: str, optimizer: torch.optim.Optimizer, warmup: int, steps: int, decay: int) -> LambdaLR:

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,21 @@ def test_goodput_from_checkpoints_is_that_of_simulated_failures(every: int) -> N
     assert goodput.from_checkpoints == pytest.approx(useful / now, rel=2e-3)
 
 
-def test_the_best_interval_loses_least() -> None:
+@pytest.mark.parametrize(
+    ("memory_copy", "bandwidth", "conditions"),
+    [(None, 2e7, FAILING), (1, None, RunConditions(mtbf_hours=10_000, store_gigabytes_per_second=1))],
+)
+def test_the_best_interval_loses_least(
+    memory_copy: int | None, bandwidth: float | None, conditions: RunConditions
+) -> None:
+    """Passes hide next to nothing of a copy, or each step's copy in memory waits for the store."""
+
     def at(every: int) -> PlannedRun:
-        spec = job(checkpoint={"every_steps": every}, fault_tolerance={"memory_copy_every_steps": None})
-        return run_of(spec, host_bandwidth=2e7)  # passes hide next to nothing of a copy
+        spec = job(
+            checkpoint={"every_steps": every, "store_wait_seconds": 60},
+            fault_tolerance={"memory_copy_every_steps": memory_copy},
+        )
+        return run_of(spec, conditions, bandwidth)
 
     checkpoint = at(100).checkpoint
     assert checkpoint is not None
@@ -134,10 +145,22 @@ def test_the_best_interval_of_a_hidden_copy_is_that_of_one_that_hides_nothing() 
     copy = run.checkpoint.bytes / 4 / machine_of(job()).profile.host_bandwidth
     assert best == pytest.approx((2 * copy * 25 * 3600) ** 0.5 / step, abs=1)
     (said,) = [line for line in run.words if line.startswith("failures: one in 1 day 1 h on 4 GPUs, ")]
-    assert f"{ceil(10_000 / best) * run.checkpoint.bytes / 1e12:.3g} TB, as checkpoint.keep_last is unset" in said
-    assert any(line.endswith(f"% likewise with checkpoints every {best} steps") for line in run.words)
-    kept = run_of(job(checkpoint={"keep_last": 2}))
-    assert not any("keep_last" in line for line in kept.words)
+    assert run.checkpoint.practical_every_steps == 100  # the longest round number within 0.5 % of the best
+    goodput = goodput_of(run)
+    assert goodput.from_best_checkpoints > goodput.from_practical_checkpoints > goodput.from_best_checkpoints - 0.005
+    assert "; every 100 steps (" in said
+    filled = f"100 then fill {100 * run.checkpoint.bytes / 1e12:.3g} TB"
+    assert said.endswith(f"{filled}, as checkpoint.keep_last is unset and all are kept")
+    assert f"% likewise with checkpoints every {best} steps, " in run.words[-1]
+    kept = run_of(job(training={"steps": 10_000}, checkpoint={"keep_last": 2})).words[2]
+    assert kept.endswith(f"; 2 then fill {2 * run.checkpoint.bytes / 1e9:.3g} GB")
+
+
+def test_a_job_that_is_shorter_than_the_best_interval_is_told_so() -> None:
+    run = run_of(job(checkpoint={"every_steps": 1000}), RunConditions())
+    assert ", longer than the job, so at its end alone), written in " in run.words[1]
+    assert "; checkpoints: one at the end is enough, as the interval that loses least, " in run.words[2]
+    assert "likewise" not in run.words[3]
 
 
 def test_peers_memory_loses_a_few_steps_and_a_checkpoint_its_interval() -> None:
@@ -207,8 +230,11 @@ def test_recipes_have_the_published_hyperparameters() -> None:
 
 def test_a_job_is_compared_with_what_is_published_for_its_family_and_size() -> None:
     (note,) = [note for note in plan(job()).notes if "published" in note]
-    assert note.startswith("published for CoLA 7B: 512 sequences of 256 per step, learning rate 0.001, 150,000 steps")
-    assert "(arXiv 2502.10940); this job: 64 of 4,096" in note
+    assert note == (
+        "published for CoLA 7B (arXiv 2502.10940): learning rate 0.001 at 131,072 tokens per step (512 sequences of "
+        "256), warm-up over 15,000 of 150,000 steps; this job: learning rate 0.003 at 262,144 tokens per step (64 "
+        "sequences of 4,096), warm-up over 0 of 100 steps"
+    )
     for unpublished in (job("3b"), job(model={"family": "lax"}), job(optimizer={"kind": "muon"})):
         assert plan(unpublished).published is None
     assert {preset for *_, preset in PUBLISHED} <= {preset.name for preset in presets().presets}

@@ -439,6 +439,18 @@ def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, capl
     assert "no route to host" in caplog.text
 
 
+def test_jobs_that_never_fit_hold_up_neither_a_pass_nor_the_jobs_behind_them(service: Service) -> None:
+    never = [service.submit(parallelism={"tensor_parallel_size": 4}) for _ in range(120)]
+    fits = service.submit()
+    moved = []
+    for _ in range(3):
+        service.tick()
+        moved.append(sum(service.store.get(job_id).state is JobState.SCHEDULING for job_id in never))
+        assert service.gangs.launched == [(fits, 1)]
+    assert moved == [50, 100, 120]
+    assert not [line for line in statements_of_a_pass(service) if not line.startswith("SELECT")]
+
+
 def running(service: Service, jobs: int) -> list[JobRecord]:
     """Jobs whose gangs train."""
     service.gangs.cpus = [float(jobs)]

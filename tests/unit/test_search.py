@@ -429,7 +429,7 @@ def test_a_search_says_what_is_published_for_the_preset_and_the_jobs_sizes(tmp_p
     file.write_text(spec.model_dump_json())
     shown = CliRunner().invoke(app, ["plan", str(file), "--gpus", "8"], env={"COLUMNS": "200"})
     assert "tokens per step  131,072, 1.31 million in all 10 steps" in shown.stdout
-    assert "published for CoLA 7B: 512 sequences of 256 per step, learning rate 0.001" in shown.stdout
+    assert "published for CoLA 7B (arXiv 2502.10940): learning rate 0.001 at 131,072 tokens per step" in shown.stdout
 
 
 def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
@@ -496,6 +496,31 @@ def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp
     assert refused.exit_code == 2
     assert "gigabytes_per_second" in refused.output
     assert run({"levels": []}).exit_code == 2
+
+
+def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
+    file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
+    file.write_text(job("tiny", resources={"gpus_per_worker": 0}).model_dump_json())
+    content = network(4, 300, 25).model_dump(mode="json")
+    device = {"name": "mine", "memory_gigabytes": 48, "teraflops": 200, "terabytes_per_second": 1}
+    levels.write_text(json.dumps(content | {"device": device}))
+
+    def run(gpus: str, *more: str) -> Any:
+        return CliRunner().invoke(app, ["plan", str(file), "--gpus", gpus, *more], env={"COLUMNS": "400"})
+
+    assert json.loads(run("8xh100", "--json").stdout)["device_memory_bytes"] == 80e9
+    assert json.loads(run("4xRTX-4090", "--json").stdout)["device_memory_bytes"] == 24e9
+    own = json.loads(run("A100-40G", "--json").stdout)
+    assert [shape["device_memory_bytes"] for shape in own["shapes"]] == [40e9]
+    for gpus, said in (
+        ("8xP40", "GPUs named 'P40' (the nearest: L40, A40, L40S); name one of A10, "),
+        ("P40", "GPUs named 'P40' (the nearest"),
+        ("0xH100", "--gpus 0xH100: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100"),
+        ("64H100", "--gpus 64H100: give a number"),
+    ):
+        refused = run(gpus)
+        assert refused.exit_code == 2 and said in refused.output
+    assert "--cluster describes the GPUs already; leave out H100" in run("8xH100", "--cluster", str(levels)).output
 
 
 def test_a_meshed_node_is_slower_among_two() -> None:

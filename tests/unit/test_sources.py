@@ -211,7 +211,7 @@ SCHEMAS: list[tuple[list[tuple[str, Any]], str]] = [
     ([("text", pa.binary())], "has a column 'text' that is binary, not text; convert it"),
     ([("text", TURNS)], "has a column 'text' that is list<.*, not text; convert it: only text is trained on"),
     ([("messages", TURNS)], "has no column 'text', but 'messages'; convert it"),
-    ([], "has no column 'text', but no column; convert it"),
+    ([], "has no column 'text', but nothing; convert it"),
     (
         [(f"column_{number}", pa.string()) for number in range(5000)],
         "has no .* 'column_7' and 4992 more; set text_field",
@@ -272,10 +272,10 @@ def test_too_little_text_is_said_with_its_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ('{"messages": [{"role": "user", "content": "hi"}], "id": 7}', "'messages', 'id'"),
-        ('{"text": null}', "'text'"),
-        ("{}", "none"),
-        ('\ufeff{"content": "a"}', "'content'"),
+        ('{"messages": [{"role": "user", "content": "hi"}], "id": 7}', "no field 'text', but 'messages', 'id'; conv"),
+        ('{"text": null}', "a field 'text' that is NoneType, not text"),
+        ("{}", "no field 'text', but nothing; convert it"),
+        ('\ufeff{"content": "a"}', "no field 'text', but 'content'; set text_field to a field of text: 'content'"),
         ("not JSON", None),
         ('["text"]', None),
         ("", None),
@@ -289,9 +289,7 @@ def test_lines_without_text_are_refused_by_the_first(tmp_path: Path, line: str, 
     if named is None:
         refuse_damaged(source, list_files(source))
         return
-    with pytest.raises(
-        UnfitData, match=f"no text in the field 'text' of its first line, which has the fields {named}; "
-    ):
+    with pytest.raises(UnfitData, match=f"its first line has {named}"):
         check_data(DataConfig(source=source), 256, 32)
 
 
@@ -300,7 +298,7 @@ def test_each_field_of_text_of_a_mixture_is_looked_at(tmp_path: Path) -> None:
         (tmp_path / f"{number}.jsonl").write_text('{"text": "some text of this document"}\n' * 9)
     source = {"kind": "jsonl", "paths": [str(tmp_path)], "weight": 1}
     mixture = DataConfig.model_validate({"mixture": [source, source | {"weight": 2}, source | {"text_field": "body"}]})
-    with pytest.raises(UnfitData, match="has no text in the field 'body'") as refused:
+    with pytest.raises(UnfitData, match="its first line has no field 'body', but 'text'") as refused:
         check_data(mixture, 256, 8)
     assert refused.value.field == "data.mixture[2].paths"
 

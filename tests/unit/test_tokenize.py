@@ -25,6 +25,7 @@ from boost_core.config.data_files import (
     kind_by_names,
     list_files,
     read_index,
+    split_source,
     tokenizer_vocabulary,
 )
 from boost_core.data import __main__ as command
@@ -389,7 +390,8 @@ def test_without_a_kind_the_names_of_the_files_tell_it(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "in", kind)
-    arguments = ["tokenize", str(tmp_path / "in"), str(tmp_path / "out"), "--text-field", "content"]
+    arguments = ["tokenize", str(tmp_path / "in"), str(tmp_path / "out")]
+    arguments += ["--text-field", "content"] if kind != "text" else []
     assert command.main(arguments) == 0
     assert f"{len(TEXTS)} documents" in capsys.readouterr().err
 
@@ -414,3 +416,36 @@ def test_a_job_does_not_read_json_lines_as_text(tmp_path: Path) -> None:
     source = write(tmp_path / "in", "jsonl").model_copy(update={"kind": "text"})
     with pytest.raises(UnfitData, match="would be read as text; write kind: jsonl"):
         check_data(DataConfig(source=source), 256, 8)
+
+
+def test_a_table_of_text_is_not_read_as_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.csv").write_text("id,content\n" + "1,some text\n" * 50)
+    assert command.main(["tokenize", str(tmp_path / "c.csv"), str(tmp_path / "out")]) == 2
+    assert "convert it to Parquet or JSON lines" in capsys.readouterr().err
+    with pytest.raises(UnfitData, match="whose columns are not read"):
+        check_data(DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path / "c.csv"),))), 256, 8)
+    assert command.main(["tokenize", "--kind", "text", str(tmp_path / "c.csv"), str(tmp_path / "out")]) == 0
+
+
+def test_options_that_would_have_no_effect_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in", "text")
+    for options, problem in (
+        (["--text-field", "body"], "--text-field is for files with fields"),
+        (["--train-bpe", "300", "--tokenizer", "bytes"], "leave --tokenizer out"),
+    ):
+        assert command.main(["tokenize", *options, str(tmp_path / "in"), str(tmp_path / "out")]) == 2
+        assert problem in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_files_of_which_the_larger_would_be_for_validation_are_refused(tmp_path: Path) -> None:
+    sizes = {"a.txt": 100, "b.txt": 100}
+    for name, size in sizes.items():
+        (tmp_path / name).write_text("x" * size)
+    data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)), validation_fraction=0.01)
+    check_data(data, 256, 8)
+    (kept,) = split_source(data.source, 0.01, 8).validation
+    Path(kept.url).write_text("x" * 900)
+    with pytest.raises(UnfitData, match=r"90% of the text would be for validation, not validation_fraction=0\.01"):
+        check_data(data, 256, 8)
+    check_data(data, 256, 8, new=False)  # a job that was accepted earlier

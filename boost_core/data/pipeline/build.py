@@ -287,9 +287,11 @@ class Build:
             if not counts.read:
                 raise ValueError(f"there are no documents in {where}; check the files")
             dropped = ", ".join(f"{count:,} by {measure}" for measure, count in counts.filtered.items()) or "none"
+            bad = next((number for number in range(of) if records[number].counts.bad), None)
             raise ValueError(
-                f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad ({self.folder}/"
-                f"quarantine-*.jsonl), filtered out: {dropped}; fix the documents, or set other bounds"
+                f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad"
+                f"{'' if bad is None else f' ({folder.first_quarantined(bad)})'}, filtered out: {dropped}; fix the "
+                "documents, or set other bounds"
             )
         return [records[number] for number in range(of)]
 

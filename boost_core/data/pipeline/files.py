@@ -208,10 +208,7 @@ def _add(
     for place, text, (document, tokens) in zip(places, texts, encode(chosen, tokenizer), strict=True):
         if document.problem:
             if corpus.on_error == "fail":
-                raise ValueError(
-                    f"{document}\nfix it and run the same command again, which continues with the files that are left; "
-                    "or leave bad documents out with --on-error skip (on_error: skip in a dataset's file)"
-                )
+                raise ValueError(document.refusal())
             quarantine.write(document)
             bad += 1
             continue

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
 from service.api.deps import ContextDep
 from service.api.errors import INVALID, NOT_FOUND, Unauthenticated, problem_responses
-from service.api.limits import IdempotentDep, network_of
-from service.api.requests import StrictRoute
+from service.api.limits import network_of
+from service.api.requests import IdempotentDep, StrictRoute
 from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantName
 from service.models.jobs import KeyRequest
 from service.security.network import is_seen_over_tls

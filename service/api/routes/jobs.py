@@ -31,8 +31,7 @@ from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
-from service.api.limits import IdempotentDep
-from service.api.requests import CSV, StrictRoute, in_format
+from service.api.requests import CSV, IdempotentDep, StrictRoute, in_format
 from service.jobs import queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
 from service.jobs.curves import METRICS, VALIDATION

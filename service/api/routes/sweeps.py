@@ -19,7 +19,7 @@ from service.api.deps import Context, ContextDep
 from service.api.errors import BODY_REFUSED, CONFLICT, INVALID, NOT_FOUND, InvalidJob
 from service.api.limits import StoreAccess
 from service.api.requests import CSV, StrictRoute, in_format
-from service.jobs import study
+from service.jobs import sweep_study
 from service.jobs.model import JobRecord, Owner
 from service.models.jobs import AnswerFormat
 from service.models.problems import FieldError
@@ -87,7 +87,7 @@ def list_trials(
     jobs = context.store.of_sweep(sweep.id)
     trials = SweepTrialList(
         trials=[
-            study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
+            sweep_study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
             for trial in context.studies.trials(sweep.id)
         ]
     )

@@ -10,21 +10,21 @@ from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
 from service.cli.console import BadInput, print_json, print_table, read_job, say, say_unchanged
-from service.cli.options import AsJson, Url, complete_job_ids
+from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
 from service.jobs.comparison import differing_fields
 from service.models.jobs import Result, SpecDiff, csv_of
 
-JobOrFile = Annotated[str, typer.Argument(help="A job's ID, or a job file.", autocompletion=complete_job_ids)]
+JobOrFile = Annotated[str, typer.Argument(help="A job's ID or name, or a job file.", autocompletion=complete_job_ids)]
 
 
-def diff(a: JobOrFile, b: JobOrFile, as_json: AsJson = False, url: Url = None) -> None:
+def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = False, url: Url = None) -> None:
     """Show in which fields the specs of two jobs or job files differ."""
 
     def spec_of(which: str) -> JobSpec:
         if Path(which).suffix in (".yaml", ".yml", ".json") or Path(which).is_file():
             return read_job(Path(which))
         with open_client(url) as client:
-            return client.get(which).spec
+            return client.get(job_of(context, which)).spec
 
     result = SpecDiff(jobs=[a, b], fields=differing_fields([spec_of(a), spec_of(b)]))
     if as_json:
@@ -49,7 +49,10 @@ def value_in_words(value: Any) -> str:
 
 def compare(
     job_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="The jobs.", autocompletion=complete_job_ids)
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID]...", help="The jobs, by ID or name.", autocompletion=complete_job_ids, callback=jobs_of
+        ),
     ] = None,
     group: Annotated[str | None, typer.Option(help="Compare the jobs of this group.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Compare those with this tag; repeatable.")] = None,

@@ -53,6 +53,7 @@ from service.cli.options import (
     JobId,
     Url,
     complete_job_ids,
+    jobs_of,
     merge_patch,
     moment,
 )
@@ -267,7 +268,12 @@ def resume(job_id: JobId, url: Url = None) -> None:
 def cancel(
     job_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID...", help="Job IDs, or none with options.", autocompletion=complete_job_ids),
+        typer.Argument(
+            metavar="ID...",
+            help="IDs or names of jobs, or none with options.",
+            autocompletion=complete_job_ids,
+            callback=jobs_of,
+        ),
     ] = None,
     state: _InState = None,
     queue: _InQueue = None,
@@ -476,7 +482,10 @@ def watch(
     job_ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ID]...", help="Jobs to watch (default: all active ones).", autocompletion=complete_job_ids
+            metavar="[ID]...",
+            help="Jobs to watch, by ID or name (default: all active ones).",
+            autocompletion=complete_job_ids,
+            callback=jobs_of,
         ),
     ] = None,
     until: Annotated[

@@ -42,7 +42,12 @@ def plan(
         bool, typer.Option("--service", help="Let the service plan it, with its stored profile of the GPUs.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(min=1, max=65_536, help="Search for the best way to train the job on this many GPUs.")
+        str | None,
+        typer.Option(
+            metavar="N|KIND|NxKIND",
+            help="Search for the best way to train the job on N GPUs, of this kind if not the job's: 64, 64xH100; "
+            "H100 alone plans the job's own layouts on that kind.",
+        ),
     ] = None,
     cluster: Annotated[
         Path | None,
@@ -92,9 +97,19 @@ def plan(
     url: Url = None,
 ) -> None:
     """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
-    spec = read_job(job)
+    spec, number = read_job(job), None
     described = read_yaml_as(NetworkConfig, cluster) if cluster else None
     measured = read_profile(profile) if profile else None
+    if gpus is not None:
+        count, _, kind = gpus.partition("x") if gpus[:1].isdecimal() else ("", "", gpus)
+        number = int(count) if count.isdecimal() else None
+        if count and (number is None or not 1 <= number <= 65_536):
+            raise BadInput(f"--gpus {gpus}: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100")
+        if kind:
+            if described is not None and described.device is not None:
+                raise BadInput(f"--gpus {gpus}: --cluster describes the GPUs already; leave out {kind}")
+            of_kind = {"accelerator_type": kind, "gpus_per_worker": 1}
+            spec = read_job(job, {"resources": spec.resources.model_dump(mode="json") | of_kind})
     if measure:
         if profile or service or spec.resources.gpus_per_worker:
             raise BadInput("--measure is for jobs without GPUs, and goes with neither --profile nor --service")
@@ -105,12 +120,12 @@ def plan(
             measured = read_profile(file)
     conditions = RunConditions(gpu_hour_price=price, mtbf_hours=mtbf, store_gigabytes_per_second=store_bandwidth)
     search = None
-    if gpus is not None:
+    if number is not None:
         search = PlanSearch(
-            gpus=gpus, cluster=described, network_gigabits=network, profile=measured, top=top, explain=explain
+            gpus=number, cluster=described, network_gigabits=network, profile=measured, top=top, explain=explain
         )
     if service:
-        if gpus is None and (described or network or measured):
+        if number is None and (described or network or measured):
             raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
         answer = ask(url, lambda client: client.plan(spec, search, conditions))
         if as_json:
