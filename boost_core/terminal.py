@@ -5,12 +5,14 @@ A word that is wider than the terminal alone, such as a URL or a path, is left w
 
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from typing import TextIO
 from unicodedata import combining, east_asian_width
 
 _GAP = 2  # blanks between two columns, and before what continues a line or a row
 _PROSE = 30  # the last column of a table, which often holds sentences, begins a line of its own where less is left
+_PLAIN_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 
 
 def cells(text: str) -> int:
@@ -141,10 +143,20 @@ def print_lines(text: str, *, to: TextIO | None = None) -> None:
         print(line, file=to or sys.stdout, flush=True)
 
 
-def print_over(line: str) -> None:
-    """Print a line to standard error over the last one printed so, for progress."""
-    width = columns_here() - 1  # a full line would move the cursor to the next one
-    print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+class ProgressLine:
+    """A line on standard error that is printed over the one before; where that is no terminal, lines now and then."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def show(self, line: str) -> None:
+        """Print a line, or drop it if one has just been printed to a file or a pipe."""
+        width = columns_here() - 1  # a full line would move the cursor to the next one
+        if sys.stderr.isatty():
+            print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + _PLAIN_SECONDS
+            print(line, file=sys.stderr, flush=True)
 
 
 def columns_here() -> int:

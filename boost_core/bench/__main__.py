@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {"rank": _rank, "kernels": _kernels, "profile": _profile}[options.benchmark](options, device)
         if device.type != "cuda" and options.benchmark != "profile":
             print_lines(NO_GPU)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print_lines(in_lines(error), to=sys.stderr)
         return 2
     except FloatingPointError as error:

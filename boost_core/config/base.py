@@ -204,8 +204,17 @@ class UnfitField(ValueError):
         return self.message
 
 
+_OF_FILES: dict[type[OSError], str] = {
+    FileNotFoundError: "does not exist; check the path",
+    IsADirectoryError: "is a folder; give the path of a file",
+    PermissionError: "may not be used by you; check its permissions",
+}
+
+
 def in_lines(error: Exception) -> str:
-    """Format an error for a terminal; a validation error has one line per field."""
+    """Format an error for a terminal; a validation error has one line per field, one about a file names it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename} {_OF_FILES.get(type(error), f'cannot be used: {error.strerror}')}"
     if not isinstance(error, ValidationError):
         return str(error)
     return "\n".join(f"{'.'.join(map(str, each['loc']))}: {in_words(each, shown=False)}" for each in error.errors())

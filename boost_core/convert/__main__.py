@@ -36,6 +36,7 @@ from boost_core.convert.model_folder import (
 from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron import read_nanotron, write_nanotron
 from boost_core.convert.published_config import TrainedOn
+from boost_core.terminal import print_lines
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -102,6 +103,7 @@ def export(options: argparse.Namespace) -> None:
             tokenizer = job_tokenizer_or_none(manifest, model, options.tokenizer)
             about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
             write_nanotron(Path(options.model), model, to_published(model, weights), about, options.nanotron)
+    print_lines(f"exported step {step} to {options.model}")
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:

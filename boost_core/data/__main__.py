@@ -23,9 +23,10 @@ from boost_core.data.pipeline.build import Build, BuildProgress
 from boost_core.data.pipeline.engine import Engine, LocalEngine
 from boost_core.data.tokenize import Progress, TokenFolder, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
-from boost_core.terminal import print_lines, print_over
+from boost_core.terminal import ProgressLine, print_lines
 
 _TRAINED = "tokenizer.json"
+_PROGRESS = ProgressLine()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,14 +169,14 @@ def _show(progress: Progress) -> None:
         f"{progress.files} of {counted(progress.of_files, 'file')}, {counted(progress.documents, 'document')}, "
         f"{counted(progress.tokens, 'token')}, {rate:,.0f} per second"
     ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
-    print_over(line)
+    _PROGRESS.show(line)
 
 
 def _show_build(progress: BuildProgress) -> None:
     rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
     read = counted(progress.counts.read, "document")
     line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB per second"
-    print_over(line)
+    _PROGRESS.show(line)
 
 
 def _filter(text: str) -> QualityFilter:

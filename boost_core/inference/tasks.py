@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
             if entry.yaml_path and place in (path := entry.yaml_path.resolve(), *path.parents)
         ]
         if not names:
+            named = re.search(r"""^task: *["']?([^\s"'#]+)""", place.read_text(), re.M) if place.is_file() else None
+            if named and (other := manager.task_index.get(named[1])) and other.yaml_path:  # it keeps one of a name
+                raise ValueError(
+                    f"{text!r} and {str(other.yaml_path)!r} both have the task {named[1]!r}; rename one, or move it to "
+                    "another folder"
+                )
             raise ValueError(f"{text!r} has no task of lm-eval: a YAML file with a field task")
         tasks += names
     return manager, list(dict.fromkeys(tasks))

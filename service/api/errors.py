@@ -99,7 +99,7 @@ class CheckpointDamaged(ValueError):
 
 
 class CheckpointInUse(ValueError):
-    """A checkpoint is the one that its job would resume from."""
+    """A checkpoint is the one that its job would resume from, or another job is to start from."""
 
 
 class CheckpointPinned(ValueError):

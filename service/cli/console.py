@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from yaml import YAMLError
 
 from boost_core.config import JobSpec, load_job
-from boost_core.config.base import StoreUnusable, read_yaml, stores_in_words
+from boost_core.config.base import StoreUnusable, in_lines, read_yaml, stores_in_words
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.plan.machine import MeasuredProfile
 from boost_core.terminal import table_lines, wrapped
@@ -209,21 +209,22 @@ class ReadableErrors(TyperGroup):
                 os.close(nowhere)
             if isinstance(error, BrokenPipeError):
                 raise typer.Exit(ExitStatus.OUTPUT_CLOSED) from error
-            raise _exit([str(error)], ExitStatus.FAILED) from error
+            raise _exit([in_lines(error)], ExitStatus.BAD_INPUT if error.filename else ExitStatus.FAILED) from error
 
 
 def read_foreign_config(path: Path) -> Imported:
     """Convert a nanotron configuration into a job, valid but for the fields still to be set, and list what was lost.
 
     Raises:
-        BadInput: The file cannot be read, or does not make a valid job.
+        BadInput: It does not make a valid job.
+        OSError: It cannot be read.
     """
     try:
         imported = import_config(path)
         JobSpec.model_validate({section: fields for section, fields in imported.job.items() if section != "data"})
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise BadInput(*str(error).splitlines()) from error
     return imported
 
@@ -236,7 +237,8 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         changes: Fields to replace; ``None`` leaves a field unchanged.
 
     Raises:
-        BadInput: The file cannot be read, or is not a valid job.
+        BadInput: It is not a valid job.
+        OSError: It cannot be read.
     """
     try:
         spec = load_job(path)
@@ -244,7 +246,7 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         return JobSpec.model_validate(spec.model_dump(mode="json") | replaced) if replaced else spec
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise BadInput(str(error)) from error
 
 
@@ -257,7 +259,8 @@ def read_yaml_as(model: type[Model], path: Path, inlined: str | None = None) -> 
         inlined: A field that may be the path of another YAML file, which is read in its place.
 
     Raises:
-        BadInput: The file cannot be read, or is not valid.
+        BadInput: It is not valid.
+        OSError: It cannot be read.
     """
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
@@ -268,7 +271,7 @@ def read_yaml_as(model: type[Model], path: Path, inlined: str | None = None) -> 
     except ValidationError as error:
         lines = _field_lines(job_errors(error.errors(), model))
         raise BadInput(*(f"{path}: {line}" for line in lines)) from error
-    except (OSError, ValueError, YAMLError) as error:
+    except (ValueError, YAMLError) as error:
         raise BadInput(f"{path}: {error}") from error
 
 
@@ -276,14 +279,13 @@ def read_profile(path: Path) -> MeasuredProfile:
     """Read a measured device profile.
 
     Raises:
-        BadInput: The file cannot be read, or is not a profile.
+        BadInput: It is not a profile.
+        OSError: It cannot be read.
     """
     try:
         return MeasuredProfile.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
-    except OSError as error:
-        raise BadInput(str(error)) from error
 
 
 def read_settings(**options: Any) -> Settings:

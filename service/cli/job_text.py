@@ -146,9 +146,10 @@ def score_in_words(score: Score) -> str:
 
 
 def value_in_words(score: Score) -> str:
-    """Return a score's value with its standard error."""
+    """Return a score's value with its standard error, and on how much it was measured."""
     value = "not finite" if score.value is None else f"{score.value:.4f}"
-    return value + ("" if score.stderr is None else f" ± {score.stderr:.4f}")
+    error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+    return f"{value}{error} on {counted(score.samples, 'document')}"
 
 
 def step(job: JobRecord) -> str:

@@ -84,6 +84,7 @@ Tokenizer = Annotated[
     str | None, typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's ID.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 Changes = Annotated[
     list[str] | None,

@@ -410,7 +410,7 @@ class Api:
     pin = request("PUT", _checkpoint, "pin", Checkpoint, "Keep a checkpoint, regardless of retention.")
     unpin = request("DELETE", _checkpoint, "pin", Checkpoint, "Return a checkpoint to the job's retention.")
     delete_checkpoint = request(
-        "DELETE", _checkpoint, "", NoneType, "Delete a checkpoint that is neither pinned nor needed by its job."
+        "DELETE", _checkpoint, "", NoneType, "Delete a checkpoint that is neither pinned nor needed by a job."
     )
 
     # What jobs share: queues, tenants, nodes and profiles.

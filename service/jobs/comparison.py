@@ -84,15 +84,22 @@ def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:
         specs: The specs, with all defaults, presets and chosen layouts filled in.
     """
     # A dataset's kind and shards are the service's, and what held before a job was steered is history.
-    resolved = [dict(_fields(_without(spec.model_dump(mode="json", exclude={"steered"}), "kind"))) for spec in specs]
+    resolved, at_first = (
+        [dict(_fields(_without(spec.model_dump(mode="json", exclude={"steered"}), "kind"))) for spec in each]
+        for each in (specs, [spec.at_step(1) for spec in specs])
+    )
     # What their users decided; the rest of a model with a preset, for example, follows from that.
     submitted = [dict(_fields(_without(spec.with_layouts(None).as_written(), "kind", "paths"))) for spec in specs]
     differing = []
-    for field in dict.fromkeys(field for fields in resolved for field in fields):
-        values, written = ([fields.get(field) for fields in forms] for forms in (resolved, submitted))
-        if any(value != values[0] for value in values):
-            differs = any(value != written[0] for value in written)
-            differing.append(DifferingField(field=field, values=values, submitted=differs))
+    for field in dict.fromkeys(field for fields in (*resolved, *at_first) for field in fields):
+        values, first, written = ([fields.get(field) for fields in forms] for forms in (resolved, at_first, submitted))
+        if any(value != each[0] for each in (values, first) for value in each):
+            differs = first != values or any(value != written[0] for value in written)
+            differing.append(
+                DifferingField(
+                    field=field, values=values, values_at_first=first if first != values else None, submitted=differs
+                )
+            )
     return differing
 
 

@@ -1,6 +1,6 @@
 """What a user may change about a job: until it ends, and its group, tags and notes at any time."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -60,6 +60,8 @@ class CheckpointPatch(Config):
 
 class JobPatch(Config):
     """Changes to a job; fields that are missing or null stay as they are. The changed job must be legal as a whole."""
+
+    changes: ClassVar = JobSpec  # whose other fields ``service.models.problems`` tells from unknown ones
 
     name: str | None = None
     priority: int | None = None

@@ -591,6 +591,28 @@ class JobStore:
 
         return self._write(job_id, plan)
 
+    def checkpoint_removed(self, job_id: str, step: int, newest: int | None) -> JobRecord:
+        """Let a job whose record names a checkpoint that has been removed name the newest one instead.
+
+        Args:
+            job_id: The job.
+            step: Step of the checkpoint that has been removed.
+            newest: Step of the newest one that is left; ``None`` if there is none.
+
+        Raises:
+            JobNotFound: There is no such job.
+        """
+
+        def plan(record: JobRecord, session: Session) -> Write | None:
+            if record.checkpoint is None or record.checkpoint.step != step:
+                return None
+            of_job = (EventRow.job_id == job_id) & (EventRow.kind == "checkpoint")
+            reports = select(EventRow).where(of_job, EventRow.data["step"].as_integer() == newest)
+            report = session.scalar(reports.order_by(EventRow.id.desc()).limit(1))
+            return Write({"checkpoint": report and report.data, "checkpoint_at": report and report.time})
+
+        return self._write(job_id, plan)
+
     def append_many(self, reported: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
         """Store reports of the newest gangs of many jobs in one transaction, without reading the jobs again.
 

@@ -179,6 +179,9 @@ class DifferingField(BaseModel):
     values: list[Any] = Field(
         description="Its value in each job, with defaults, presets and chosen layouts filled in; null if it has none."
     )
+    values_at_first: list[Any] | None = Field(
+        None, description="The same in each job's first step, if some have been steered to others since."
+    )
     submitted: bool = Field(
         description="Whether the jobs differ in it as submitted. Otherwise it follows from fields in which they do, as "
         "a model's width follows from its preset, or the service has chosen it."

@@ -63,7 +63,10 @@ def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = Job
             likely = [place for place in _places(model) if place.split(".")[-1] == name]
             likely += difflib.get_close_matches(name, known, n=1)
             remedy = f"did you mean {likely[0]}?" if likely else f"known here: {', '.join(known)}"
-            problem = problem.model_copy(update={"message": f"there is no such field; {remedy}"})
+            message = f"there is no such field; {remedy}"
+            if ".".join(map(str, path)) in _places(getattr(model, "changes", BaseModel)):
+                message = f"cannot be changed in a job that has been submitted; these can: {', '.join(known)}"
+            problem = problem.model_copy(update={"message": message})
         fields.append(problem)
     return fields
 

@@ -404,6 +404,23 @@ def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(
     assert running.returncode == 130
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["plan", "no.yaml"], "no.yaml does not exist; check the path"),
+        (["plan", "tests"], "tests is a folder; give the path of a file"),
+        (["plan", "examples/cola-tiny.yaml", "--cluster", "no.yaml"], "no.yaml does not exist; check the path"),
+        (["plan", "examples/cola-tiny.yaml", "--profile", "no.json"], "no.json does not exist; check the path"),
+        (["diff", "no.yaml", "examples/cola-tiny.yaml"], "no.yaml does not exist; check the path"),
+        (["import-config", "no.yaml"], "no.yaml does not exist; check the path"),
+        (["datasets", "create", "no.yaml"], "no.yaml does not exist; check the path"),
+    ],
+)
+def test_a_path_that_cannot_be_read_is_named_with_what_to_do(command: list[str], said: str) -> None:
+    result = run_boost(*command)
+    assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
+
+
 def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
     plan = [sys.executable, "-m", "service.cli.main", "plan", job_file(tmp_path, GOOD), "--json"]
     with Path("/dev/full").open("w") as full:

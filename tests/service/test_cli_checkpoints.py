@@ -97,7 +97,8 @@ EXPORTED = [
 def test_export_of_a_folder(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model"
     assert run_boost("export", f"{checkpoints}/step-00000006", model, "--dtype", "bf16").exit_code == 0
-    assert "Warning" not in capfd.readouterr().err
+    shown = capfd.readouterr()
+    assert (shown.out, "Warning" in shown.err) == (f"exported step 6 to {model}\n", False)
     assert sorted(path.name for path in model.iterdir()) == EXPORTED
     assert json.loads((model / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert "| checkpoint | step 6, " in (model / "README.md").read_text()
@@ -150,6 +151,20 @@ def test_an_empty_folder_is_said_in_a_line(tmp_path: Path, command: list[str]) -
     assert (result.exit_code, result.stderr) == (
         2, f"error: {tmp_path} holds no committed checkpoint; check the URL\n",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [("generate", "--prompt", "x"), ("export", "out"), ("eval", "--tasks", "tests")])
+def test_a_place_without_checkpoints_is_refused_before_the_trainer_is_loaded(
+    tmp_path: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.cli.commands.checkpoints.run_trainer", lambda *_: 99)
+    name, *options = command
+    result = run_boost(name, tmp_path, *options)
+    assert (result.exit_code, result.stderr) == (
+        2, f"error: {tmp_path} holds no committed checkpoint; check the URL\n",
+    )  # fmt: skip
+    absent = run_boost("eval", tmp_path, "--tasks", tmp_path / "no.yaml")
+    assert (absent.exit_code, "no task file or folder is at" in absent.stderr) == (2, True)
 
 
 def test_a_step_that_is_not_there(checkpoints: str) -> None:

@@ -31,7 +31,8 @@ def test_submit_in_other_words_than_the_files(tmp_path: Path) -> None:
         file = job_file(tmp_path, GOOD)
         options = ("--name", "other", "--queue", "night", "--priority", "0", "--idempotency-key", "night-42")
         assert boost("submit", file, *options).exit_code == 0
-        assert boost("submit", job_file(tmp_path, GOOD | {"priority": 7})).exit_code == 0
+        quiet = boost("submit", job_file(tmp_path, GOOD | {"priority": 7}), "-q")
+        assert (quiet.exit_code, quiet.stdout) == (0, "job-1\n")
         refused = boost("submit", file, "--queue", "No Queue")
     changed, plain = server.asked
     assert (changed.body["name"], changed.body["queue"], changed.body["priority"]) == ("other", "night", 0)
@@ -99,12 +100,14 @@ def test_clone() -> None:
     with serving({"POST /v1/jobs/job-0/clone": Answer(201, a_job(cloned_from="job-0"))}) as server:
         boost = boost_at(server.url)
         result = boost(
-            "clone", "job-0", "--set", "training.steps=500", "--set", "name=longer", "--from-checkpoint",
+            "clone", "job-0", "--set", "training.steps=500", "--name", "longer", "--from-checkpoint",
             "--idempotency-key", "k",
         )  # fmt: skip
+        quiet = boost("clone", "job-0", "--quiet")
         refused = boost("clone", "job-0", "--set", "training.steps")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "submitted job-1")
-    (asked,) = server.asked
+    assert (quiet.exit_code, quiet.stdout) == (0, "job-1\n")
+    asked, _ = server.asked
     assert asked.body == {
         "changes": {"training": {"steps": 500}, "name": "longer"},
         "from_checkpoint": True,
@@ -148,12 +151,14 @@ def test_retry() -> None:
 def test_jobs_are_cancelled_together() -> None:
     ids = ["job-a", "job-b", "job-c"]
     answer = {"cancelled": 2, "ended": 1, "not_found": [], "remaining": False}
-    unknown = answer | {"not_found": ["job-0"]}
-    with serving({"POST /v1/jobs/cancel": [Answer(202, answer), Answer(202, unknown)]}) as server:
+    unknown, none = answer | {"not_found": ["job-0"]}, answer | {"cancelled": 0, "ended": 0}
+    with serving({"POST /v1/jobs/cancel": [Answer(202, each) for each in (answer, unknown, none)]}) as server:
         boost = boost_at(server.url)
         done, partly = boost("cancel", *ids), boost("cancel", *ids, "job-0")
+        nothing = boost("cancel", "--group", "nope", "--yes")
         refused = [boost("cancel"), boost("cancel", "job-a", "--group", "g"), boost("cancel", "--group", "g")]
-    assert [asked.body for asked in server.asked] == [{"ids": ids}, {"ids": [*ids, "job-0"]}]
+    assert [asked.body for asked in server.asked] == [{"ids": ids}, {"ids": [*ids, "job-0"]}, {"group": "nope"}]
+    assert (nothing.exit_code, "no job that has not ended fits" in nothing.stdout) == (0, True)
     assert (done.exit_code, done.stdout.startswith("2 jobs cancelled")) == (0, True)
     assert "1 job had ended before" in done.stdout
     assert (partly.exit_code, "there is no job job-0" in partly.stderr) == (1, True)

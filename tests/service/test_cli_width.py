@@ -17,6 +17,7 @@ import boost_core.bench.__main__
 import boost_core.convert.__main__
 import boost_core.data.__main__
 import boost_core.inference.__main__
+from boost_core import terminal
 from boost_core.bench.results import Row, table
 from boost_core.terminal import cells, print_lines, table_lines, wrapped
 from service.cli.commands import jobs
@@ -182,7 +183,7 @@ SCRIPT = {
         ("submit JOB", f"error: training.steps: {SENTENCE}"),
         ("show job-9", "error"),
         ("plan BAD", "error: training.steps"),
-        ("plan no-such-file", "error: No such file"),
+        ("plan no-such-file", "error: no-such-file does not exist; check the path"),
         ("ckpt verify no-such-folder", "error"),
     ],
 )  # fmt: skip
@@ -202,6 +203,22 @@ def test_live_views_fit_and_cut_nothing_off(command: tuple[str, ...]) -> None:
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n")
     assert too_wide(lines) == []
     assert "…" not in lines and SENTENCE.split()[-1] in lines
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    progress = terminal.ProgressLine()
+    for number in range(5):
+        progress.show(f"{number} files")
+        now += 4
+    assert capsys.readouterr().err == "0 files\n3 files\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for number in range(2):
+        progress.show(f"{number} files")
+    assert re.fullmatch(r"\r0 files +\r1 files +", capsys.readouterr().err)
 
 
 def test_the_trainers_lines_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

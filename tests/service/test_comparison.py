@@ -65,6 +65,23 @@ def test_layouts_that_the_service_has_chosen_are_not_its_users() -> None:
     assert (field.field, field.values, field.submitted) == ("elasticity.resolved", [[[1, 1, 1]], [[2, 1, 1]]], False)
 
 
+def test_what_was_steered_is_shown_with_what_held_at_first(api: RunningApi, store: JobStore, tmp_path: Path) -> None:
+    def steered(spec: JobSpec, until_step: int) -> JobSpec:
+        faster = spec.steering.model_copy(
+            update={"optimizer": spec.steering.optimizer.model_copy(update={"learning_rate": 0.02})}
+        )
+        return spec.steered_after(until_step, faster, "ci", None)
+
+    slow, fast = a_spec(), a_spec(optimizer={"learning_rate": 0.02})
+    (field,) = differing_fields([steered(slow, 3), fast])
+    assert (field.values, field.values_at_first, field.submitted) == ([0.02, 0.02], [0.003, 0.02], True)
+    assert differing_fields([steered(slow, 0), fast]) == []  # before its first step
+    ids = [store.create(spec, "/checkpoints").id for spec in (steered(slow, 3), fast)]
+    for command in ("diff", "compare"):
+        shown = boost_at(api.url)(command, *ids, COLUMNS="200").stdout
+        assert "optimizer.learning_rate" in shown and shown.count("0.02") == 2 and shown.count("(from 0.003)") == 1
+
+
 def test_two_jobs_and_job_files_are_compared(api: RunningApi, store: JobStore, tmp_path: Path) -> None:
     job = store.create(a_spec(), "/checkpoints")
     clone = store.create(a_spec(name="longer", training={"steps": 500, "sequence_length": 64}), "/checkpoints")
@@ -79,6 +96,9 @@ def test_two_jobs_and_job_files_are_compared(api: RunningApi, store: JobStore, t
     assert json.loads(boost("diff", job.id, clone.id, "--json").stdout) == result.model_dump(mode="json")
     file = job_file(tmp_path, GOOD | {"model": {"preset": "60m"}})
     shown = boost("diff", file, job.id).stdout
+    names, rows = shown.splitlines()[:2], [line.split() for line in shown.splitlines()]
+    assert names == [f"A  {file}", f"B  {job.id}"]
+    assert ["FIELD", "A", "B"] in rows and ["model.preset", "60m", "tiny"] in rows  # a line each, also at 80 columns
     assert "model.preset" in shown.split("FOLLOWS FROM THESE")[0]
     assert "model.hidden_size" in shown.split("FOLLOWS FROM THESE")[1]
     assert boost("diff", job.id, job.id).stdout == "no field differs\n"
@@ -176,7 +196,8 @@ def test_the_command_line_compares(api: RunningApi, store: JobStore) -> None:
     assert json.loads(boost("compare", *ids, "--json").stdout)["jobs"][0]["id"] == ids[0]
     found = json.loads(boost("compare", "--search", "HIGH", "--json").stdout)["jobs"]
     assert [job["id"] for job in found] == [ids[1]]
-    assert json.loads(boost("compare", "--tag", "none", "--json").stdout)["jobs"] == []
+    none = boost("compare", "--tag", "none")
+    assert (none.exit_code, none.stdout, "no job fits these options" in none.stderr) == (1, "", True)
     assert "give the jobs' IDs" in boost("compare").stderr
     assert boost("compare", *ids, "--sort", "luck").exit_code == 2
 

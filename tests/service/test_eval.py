@@ -83,10 +83,10 @@ def test_scores_of_a_job_are_in_its_record_its_events_and_on_the_card(
     assert score["value"] == 1.0  # it has seen these sentences and no others
     assert (score["version"], score["higher_is_better"]) == ("2.0", True)
     assert found["evaluated_by"].startswith("lm-eval 0.")
-    assert "fox acc 1.0000 ± 0.0000 at step 60" in boost("show", job.id).stdout
+    assert "fox acc 1.0000 ± 0.0000 on 3 documents at step 60" in boost("show", job.id).stdout
     assert "step 60  scores: fox acc 1.0000" in boost("events", job.id).stdout
     assert boost("export", job.id, tmp_path / "model").exit_code == 0
-    assert "| fox acc | 1.0000 ± 0.0000 (lm-eval" in (tmp_path / "model" / "README.md").read_text()
+    assert "| fox acc | 1.0000 ± 0.0000 on 3 documents (lm-eval" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_a_folder_of_checkpoints_needs_no_service(trained: Path, tasks: Path, tmp_path: Path) -> None:
@@ -143,6 +143,10 @@ def test_paths_without_tasks_are_refused_before_anything_is_loaded(
     assert "no task file or folder is at '/nowhere'; check --tasks" in capsys.readouterr().err
     assert main(["eval", f"--tasks={tasks / 'fox.jsonl'}", str(trained)]) == 2
     assert "has no task of lm-eval: a YAML file with a field task" in capsys.readouterr().err
+    (tasks / "another.yaml").write_bytes((tasks / "fox.yaml").read_bytes())
+    codes = [main(["eval", f"--tasks={tasks / name}.yaml", str(trained)]) for name in ("fox", "another")]
+    assert 2 in codes  # lm-eval knows one of them
+    assert "both have the task 'fox'; rename one" in capsys.readouterr().err
 
 
 def test_an_evaluation_is_recorded_once_whenever_its_job_ended(api: RunningApi, store: JobStore) -> None:
@@ -191,7 +195,7 @@ def test_what_cannot_be_recorded_is_kept_and_named(monkeypatch: pytest.MonkeyPat
         "POST /v1/jobs/job-1/evaluations": problem(403, "not-you"),
     }
     with serving(SCORED | refusing) as server:
-        result = boost_at(server.url)("eval", "job-1", "--tasks", "tasks", "--step", "10")
+        result = boost_at(server.url)("eval", "job-1", "--tasks", "tests", "--step", "10")
     assert (result.exit_code, "it is not-you" in result.stderr) == (4, True), result.output
     (file,) = re.findall(r"the scores are in (\S+);", result.stderr)
     assert Scores.model_validate_json(Path(file).read_bytes()) == SCORES
@@ -232,5 +236,5 @@ def test_a_card_gets_the_newest_scores_of_tasks_whatever_their_number(
 def test_who_may_not_record_is_told_before_anything_is_run() -> None:
     reader = {"GET /v1/whoami": Answer(200, {"tenant": "acme", "name": "eye", "scopes": ["read"]})}
     with serving(SCORED | reader) as server:
-        result = boost_at(server.url)("eval", "job-1", "--tasks", "/nowhere")
+        result = boost_at(server.url)("eval", "job-1", "--tasks", "tests")
     assert (result.exit_code, "scope submit, which 'eye' lacks" in result.stderr) == (1, True)

@@ -20,6 +20,7 @@ from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.models.datasets import DatasetRequest
+from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -300,6 +301,39 @@ def test_checkpoints(http: httpx.Client, store: JobStore, saved: JobRecord) -> N
     assert http.get(path).json()["checkpoints"] == []
 
 
+def test_what_another_job_starts_from_is_not_deleted(http: httpx.Client, store: JobStore, saved: JobRecord) -> None:
+    store.change(saved.id, Reason.TRAINING_FINISHED, "all steps done")
+    path, folder = f"/jobs/{saved.id}/checkpoints", saved.checkpoint_url
+    newest = store.create(a_spec(checkpoint={"continue_from": f"{folder.removeprefix('file://')}/"}), "file:///c")
+    middle = store.create(a_spec(checkpoint={"weights_from": f"{folder}/step-00000020"}), "file:///c")
+    other = store.create(a_spec(checkpoint={"weights_from": folder}), "file:///c", Owner("lab", "ci"))
+    for step, job in ((30, newest), (20, middle)):
+        refused = http.delete(f"{path}/{step}")
+        assert code(refused) == (409, "checkpoint-in-use") and job.id in refused.json()["detail"]
+    assert http.delete(f"{path}/10").status_code == 204
+    start(store, newest.id)
+    assert code(http.delete(f"{path}/30")) == (409, "checkpoint-in-use")  # its first gang may be lost
+    store.append_reports(newest.id, 1, numbered(a_checkpoint()))
+    store.request_cancel(middle.id)
+    assert [http.delete(f"{path}/{step}").status_code for step in (30, 20)] == [204, 204]
+    assert not store.get(other.id).finished  # of another tenant, which keeps nobody else's checkpoints
+
+
+def test_a_job_names_the_newest_of_its_checkpoints_that_is_left(
+    http: httpx.Client, store: JobStore, saved: JobRecord
+) -> None:
+    store.append_reports(saved.id, 1, numbered(*(a_checkpoint(step) for step in (10, 20, 30))))
+    store.change(saved.id, Reason.TRAINING_FINISHED, "all steps done")
+    named = []
+    for step in (20, 30, 10):
+        assert http.delete(f"/jobs/{saved.id}/checkpoints/{step}").status_code == 204
+        job = store.get(saved.id)
+        named.append((job.checkpoint and job.checkpoint.step, job.checkpoint_at is None))
+    assert named == [(30, False), (10, False), (None, True)]
+    refused = http.post(f"/jobs/{saved.id}/clone", json={"from_checkpoint": True})
+    assert code(refused) == (409, "wrong-state") and "has no checkpoint to start from" in refused.json()["detail"]
+
+
 def test_damaged_checkpoints_are_listed_apart_and_can_be_deleted(
     http: httpx.Client, store: JobStore, saved: JobRecord
 ) -> None:
@@ -410,7 +444,7 @@ def test_a_build_is_shown_as_holder_of_cpus(http: httpx.Client, store: JobStore)
         DatasetBuilds(store).update(builds[name], progress=progress | {"cpus": 0.0})
 
 
-def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -> None:
+def test_log_lines_by_rank_level_and_time(api: RunningApi, http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), "file:///c")
     start(store, job.id)
     lines = [a_log_line("one"), a_step(1), a_log_line("two").model_copy(update={"rank": 0, "level": "ERROR"})]
@@ -425,6 +459,13 @@ def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -
     assert messages(rank="1") == messages(level="INFO") == ["one"]
     assert messages(level="ERROR") == ["two"]
     assert messages(since="2100-01-01T00:00:00Z") == messages(rank="7") == []
+    assert code(http.get(f"/jobs/{job.id}/logs", params={"level": "WARNINGS"})) == (422, "invalid-request")
+    boost = boost_at(api.url)
+    refused = boost("logs", job.id, "--level", "warnings")
+    known = "'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'"
+    assert (refused.exit_code, refused.stderr) == (2, f"error: level[0]: should be {known}, not 'WARNINGS'\n")
+    none = boost("logs", job.id, "--rank", "7")
+    assert (none.exit_code, none.output) == (0, f"{job.id} has no log lines that fit these options\n")
 
 
 @pytest.mark.full

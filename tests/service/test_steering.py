@@ -116,7 +116,7 @@ def test_a_job_that_takes_a_change_late_or_in_part_can_be_read_again(store: JobS
         (
             {"training": {"sequence_length": 8}},
             "training.sequence_length",
-            "known here: steps, evaluate_every_steps, sample",
+            "these can: steps, evaluate_every_steps, sample",
         ),
         ({"optimizer": {"learning_rate": 10}}, "optimizer.learning_rate", "less than 10"),
         ({"optimizer": {"warmup_steps": 11}}, "optimizer.warmup_steps", "does not fit into training.steps=10"),
@@ -128,6 +128,7 @@ def test_a_job_that_takes_a_change_late_or_in_part_can_be_read_again(store: JobS
             "shorten it",
         ),
         ({"training": {"sample": {"every_steps": 1}}}, "training.sample.prompts", "is missing"),
+        ({"optimizer": {"weight_decay": 0.1}}, "optimizer.weight_decay", "cannot be changed in a job that has been"),
     ],
 )
 def test_what_the_job_cannot_be_is_refused(

@@ -140,7 +140,7 @@ async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -
 
 @router.delete("/{step}", status_code=HTTPStatus.NO_CONTENT, responses=_ONE)
 async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
-    """Delete a checkpoint, unless it is pinned or the newest of an active job."""
+    """Delete a checkpoint, unless it is pinned, the newest of an active job, or what another job is to start from."""
 
     def look(folder: CheckpointFolder) -> None:
         _stored(job, folder, step)
@@ -148,7 +148,16 @@ async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) 
             newest = folder.newest_intact()
         if step == newest and not job.finished:
             raise CheckpointInUse(f"job {job.id} is {job.state} and would resume from step {step}; cancel it first")
+        urls = [folder.step_url(step), *([folder.url] if step == newest else [])]
+        needed = [url.removeprefix("file://") for url in urls]
+        for other in context.store.active():
+            origin = other.spec.checkpoint.origin if other.tenant == job.tenant and other.checkpoint is None else None
+            if origin and origin[1].removeprefix("file://").rstrip("/") in needed:
+                problem = f"job {other.id} is {other.state}, has no checkpoint yet and starts from that of step {step}"
+                raise CheckpointInUse(f"{problem}; cancel it first")
         with _reaching(job):
             folder.remove(step)
+            left = newest if step != newest else folder.newest_intact()
+        context.store.checkpoint_removed(job.id, step, left)
 
     await at_store(job, context, look)

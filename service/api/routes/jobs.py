@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -549,7 +549,8 @@ async def logs(
     stream: StreamDep,
     rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
     level: Annotated[
-        list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
+        list[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]],
+        Query(max_length=8, description="Only lines of one of these levels."),
     ] = [],  # noqa: B006  # FastAPI copies it
     since: Annotated[Moment | None, Query(description="Only lines at or after this time.")] = None,
 ) -> AsyncIterator[ServerSentEvent]:

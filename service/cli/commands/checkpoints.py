@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.config import Layout
 from boost_core.messages import Scores
@@ -176,6 +176,12 @@ def _steps(folder: CheckpointFolder, step: int | None = None) -> list[int]:
 # What needs torch or reads much data.
 
 
+def _refuse_absent(where: str, step: int | None) -> None:
+    """Refuse a place without the checkpoint before torch is imported, which takes seconds."""
+    folder, named = located(where)
+    _steps(folder, named if step is None else step)
+
+
 def evaluate(
     where: JobOrCheckpoint,
     tasks: Annotated[
@@ -192,7 +198,11 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint on tasks, on this machine; scores of a job's checkpoint are recorded with the job."""
     job_id = where if JOB_ID.fullmatch(where) else None
-    if job_id is not None:
+    if absent := [path for path in tasks if not Path(path).exists()]:
+        raise BadInput(f"no task file or folder is at {absent[0]!r}; check --tasks")
+    if job_id is None:
+        _refuse_absent(where, step)
+    else:
         with open_client(url) as client:
             # Refuse before hours of work what the service would refuse afterwards.
             who = client.whoami()
@@ -265,6 +275,8 @@ def export(
                     scores.setdefault(f"{score.task} {score.metric}", value)
             scores = dict(islice(scores.items(), _MOST_SCORES))
         where, step = checkpoint.url, None
+    else:
+        _refuse_absent(where, step)
     fields = {"step": step, "tokenizer": tokenizer, "push": push}
     options = [word for name, value in fields.items() if value is not None for word in (f"--{name}", str(value))]
     fixed = ["--dtype", dtype.value, "--max-shard-size", max_shard_size, *(["--merge"] if merge else [])]
@@ -297,6 +309,8 @@ def generate(
     """Continue a prompt with a job's newest checkpoint, on this machine; the job may still be training."""
     if JOB_ID.fullmatch(where):
         where, step = ask(url, lambda client: checkpoint_of_job(client, where, step)).url, None
+    else:
+        _refuse_absent(where, step)
     fields = {
         "prompt": prompt, "temperature": temperature, "top-p": top_p, "step": step, "max-new-tokens": max_new_tokens,
         "seed": seed, "tokenizer": tokenizer,

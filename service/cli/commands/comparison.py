@@ -9,10 +9,10 @@ import typer
 from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
-from service.cli.console import BadInput, print_json, print_table, read_job, say, say_unchanged
+from service.cli.console import BadInput, Failed, print_facts, print_json, print_table, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
 from service.jobs.comparison import differing_fields
-from service.models.jobs import Result, SpecDiff, csv_of
+from service.models.jobs import DifferingField, Result, SpecDiff, csv_of
 
 JobOrFile = Annotated[str, typer.Argument(help="A job's ID or name, or a job file.", autocompletion=complete_job_ids)]
 
@@ -30,14 +30,14 @@ def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = F
     if as_json:
         print_json(result)
         return
-    for submitted, heading in ((True, "FIELD"), (False, "FOLLOWS FROM THESE")):
-        rows = [
-            (each.field, *map(value_in_words, each.values)) for each in result.fields if each.submitted is submitted
-        ]
-        if rows:
-            print_table((heading, a, b), rows)
     if not result.fields:
         say("no field differs")
+        return
+    print_facts([("A", a), ("B", b)], 3)  # as headings, paths would leave the values no room
+    for submitted, heading in ((True, "FIELD"), (False, "FOLLOWS FROM THESE")):
+        rows = [(each.field, *values_in_words(each)) for each in result.fields if each.submitted is submitted]
+        if rows:
+            print_table((heading, "A", "B"), rows)
 
 
 def value_in_words(value: Any) -> str:
@@ -45,6 +45,12 @@ def value_in_words(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def values_in_words(field: DifferingField) -> list[str]:
+    """Return a field's value in each job, and in its first step if the job has been steered since."""
+    now, at_first = ([*map(value_in_words, values)] for values in (field.values, field.values_at_first or field.values))
+    return [new if new == old else f"{new} (from {old})" for new, old in zip(now, at_first, strict=True)]
 
 
 def compare(
@@ -73,14 +79,10 @@ def compare(
         raise BadInput("give one of --csv and --json")
     with open_client(url) as client:
         result = client.compare(
-            job_ids or [],
-            group=group,
-            tags=tag or [],
-            search=search,
-            tenant=tenant,
-            sort=sort,
-            descending=descending,
+            job_ids or [], group=group, tags=tag or [], search=search, tenant=tenant, sort=sort, descending=descending
         )
+    if not result.jobs:
+        raise Failed("no job fits these options; `boost ls` lists the jobs, and takes the same")
     if as_json:
         print_json(result)
         return
@@ -92,6 +94,7 @@ def compare(
             lines.append([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *values])
         say_unchanged(csv_of(lines).removesuffix("\n"))
         return
+    columns = [values_in_words(each) for each in result.fields]
     rows = [
         (
             f"{job.name}\n{job.id}",
@@ -101,7 +104,7 @@ def compare(
             "-" if job.tokens is None else f"{job.tokens:,}",
             "-" if job.seconds is None else duration(job.seconds),
             f"{job.gpu_hours:,.2f}",
-            *(value_in_words(each.values[place]) for each in result.fields),
+            *(values[place] for values in columns),
         )
         for place, job in enumerate(result.jobs)
     ]

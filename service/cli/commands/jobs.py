@@ -51,6 +51,7 @@ from service.cli.options import (
     IdempotencyKey,
     JobFile,
     JobId,
+    Quiet,
     Url,
     complete_job_ids,
     jobs_of,
@@ -74,6 +75,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan the job without submitting it.")] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
@@ -90,12 +92,13 @@ def submit(
             print_plan(result.plan, result.spec, result.chosen)
             print_stored(result.profile)
             return
-        _go_on(client, client.submit(spec, idempotency_key=idempotency_key), follow_it, as_json)
+        _go_on(client, client.submit(spec, idempotency_key=idempotency_key), follow_it, quiet, as_json)
 
 
 def clone(
     job_id: JobId,
     changes: Changes = None,
+    name: Annotated[str | None, typer.Option(help="The copy's name.")] = None,
     from_checkpoint: Annotated[
         bool, typer.Option("--from-checkpoint", help="Continue from the job's newest checkpoint, at its step.")
     ] = False,
@@ -104,27 +107,30 @@ def clone(
     ] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """Submit a copy of a job."""
-    patch = merge_patch(changes or [])
+    patch = merge_patch(changes or []) | _without_none(name=name)
     if from_checkpoint and from_weights:
         raise BadInput("--from-checkpoint continues and --from-weights starts at step 0; give one of them")
     with open_client(url) as client:
         record = client.clone(
             job_id, patch, from_checkpoint=from_checkpoint, from_weights=from_weights, idempotency_key=idempotency_key
         )
-        _go_on(client, record, follow_it, as_json)
+        _go_on(client, record, follow_it, quiet, as_json)
 
 
-def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:
+def _go_on(client: Client, record: JobRecord, follow_it: bool, quiet: bool, as_json: bool) -> None:
     """Print a job that has just been submitted, or follow it."""
-    if not as_json:
+    if quiet and not as_json:
+        say_unchanged(record.id)
+    elif not as_json:
         say(f"submitted {record.id}")
     if follow_it:
-        record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json))
-    elif not as_json:
+        record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json or quiet))
+    elif not as_json and not quiet:
         say(f"watch it with: boost watch {record.id}")
     if as_json:
         print_json(record)
@@ -247,10 +253,13 @@ def logs(
 ) -> None:
     """Print the logs of a job's ranks. For the job's events: `boost events`."""
     begin = moment(since, in_future=False) if since else None
-    levels = [each.upper() for each in level or ()]
+    levels, event = [each.upper() for each in level or ()], None
     with open_client(url) as client:
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
             say_unchanged(event.model_dump_json() if as_json else line_of(event))
+    if event is None:
+        fit = "" if rank is None and not levels and begin is None else " that fit these options"
+        say(f"{job_id} has no log lines{fit}", err=True)
 
 
 def pause(job_id: JobId, url: Url = None) -> None:
@@ -308,6 +317,9 @@ def cancel(
             cancelled += answer.cancelled
             if not answer.remaining:
                 break
+    if not (job_ids or cancelled or answer.ended):
+        say("no job that has not ended fits these options; none was cancelled")
+        return
     ended = f"; {counted(answer.ended, 'job')} had ended before" if answer.ended else ""
     say(f"{counted(cancelled, 'job')} cancelled, within seconds where workers have to end{ended}")
     if answer.not_found:

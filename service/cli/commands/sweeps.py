@@ -20,7 +20,7 @@ from service.cli.console import (
     say,
     say_unchanged,
 )
-from service.cli.options import AsJson, Changes, Url, merge_patch
+from service.cli.options import AsJson, Changes, Quiet, Url, merge_patch
 from service.client import Client
 from service.models.sweeps import SweepRequest, SweepState, SweepTrial, TrialState, parameters_in_words
 
@@ -127,7 +127,7 @@ def show_best(
         typer.Option("--continue", min=1, metavar="STEPS", help="Continue from its checkpoint, up to this step."),
     ] = None,
     changes: Changes = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's ID.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
