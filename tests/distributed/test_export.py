@@ -129,7 +129,8 @@ def peak_of(*arguments: object) -> int:
     """
     command = [sys.executable, "-c", MEASURED, *map(str, arguments)]
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    return int(printed.splitlines()[-1])  # after what the command prints itself
 
 
 def data_of(tmp_path: Path, kind: str) -> dict:
