@@ -1,6 +1,7 @@
 """Text for a terminal: durations, and lines and tables no wider than it: what does not fit is continued, never cut off.
 
-A word that is wider than the terminal alone, such as a URL or a path, is left whole: it can be copied.
+A word that is wider than the terminal alone, such as a URL or a path, is left whole: it can be copied. In a pipe or a
+file nothing is continued, so that ``grep`` shows whole rows.
 """
 
 import shutil
@@ -11,6 +12,7 @@ from typing import TextIO
 from unicodedata import combining, east_asian_width
 
 _GAP = 2  # blanks between two columns, and before what continues a line or a row
+UNLIMITED = 10**9  # columns
 _PROSE = 30  # the last column of a table, which often holds sentences, begins a line of its own where less is left
 _PLAIN_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 
@@ -58,14 +60,14 @@ def table_lines(
 
     Args:
         columns: The headings.
-        rows: A cell per column; a cell may have several lines.
+        rows: A cell per column; a cell may have several lines, which are one if the width is ``UNLIMITED``.
         width: Columns of the terminal.
         numbers: Whether all columns but the first are aligned to the right.
 
     Returns:
         The lines of the headings, and those of the rows.
     """
-    table = [list(columns), *map(list, rows)]
+    table = [[cell.replace("\n", " ") if width == UNLIMITED else cell for cell in row] for row in (columns, *rows)]
     # Columns are divided among bands that fit; each has its columns with their widths.
     bands: list[dict[int, int]] = [{}]
     left = width
@@ -151,8 +153,8 @@ class ProgressLine:
 
     def show(self, line: str) -> None:
         """Print a line, or drop it if one has just been printed to a file or a pipe."""
-        width = columns_here() - 1  # a full line would move the cursor to the next one
         if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns - 1  # a full line would move the cursor to the next one
             print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + _PLAIN_SECONDS
@@ -160,5 +162,5 @@ class ProgressLine:
 
 
 def columns_here() -> int:
-    """Return the width to print at: ``COLUMNS`` if set, else the terminal's, else 80."""
-    return shutil.get_terminal_size().columns
+    """Return the width to print at: ``COLUMNS`` if set, else that of standard output, else ``UNLIMITED``."""
+    return shutil.get_terminal_size((UNLIMITED, 0)).columns

@@ -26,7 +26,7 @@ from boost_core.config import JobSpec, load_job
 from boost_core.config.base import StoreUnusable, in_lines, read_yaml, stores_in_words
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.plan.machine import MeasuredProfile
-from boost_core.terminal import table_lines, wrapped
+from boost_core.terminal import columns_here, table_lines, wrapped
 from service.client import ApiError, ServiceUnreachable
 from service.models.problems import FieldError, job_errors
 from service.settings import Settings
@@ -43,6 +43,8 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False)
+        if not self.is_terminal:
+            self.width = columns_here()
 
     def on_broken_pipe(self) -> None:
         """Raise it; rich would end the program with the status of a failed job."""

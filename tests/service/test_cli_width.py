@@ -1,4 +1,4 @@
-"""What ``boost`` prints is no wider than a terminal of 80 columns, and nothing is cut off for that."""
+"""What ``boost`` prints is no wider than a terminal of 80 columns, and nothing is cut off; pipes get whole rows."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ import boost_core.data.__main__
 import boost_core.inference.__main__
 from boost_core import terminal
 from boost_core.bench.results import Row, table
-from boost_core.terminal import cells, print_lines, table_lines, wrapped
+from boost_core.terminal import UNLIMITED, cells, print_lines, table_lines, wrapped
 from service.cli.commands import jobs
 from service.cli.main import app
 from service.jobs.states import JobState, Reason
@@ -253,3 +253,15 @@ def test_tables_lose_no_word_and_fit(cell_rows: list[list[str]]) -> None:
 
 def test_a_table_that_fits_has_a_line_a_row() -> None:
     assert table_lines(("A", "B"), [("1", "two words")], 20) == (["A  B"], ["1  two words"])
+
+
+def test_a_pipe_gets_a_line_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "__stdout__", None)  # as where the tests' own output is no terminal
+    with serving(SCRIPT) as server:
+        boost = boost_at(server.url)
+        listed, shown = boost("ls", "-n", 3).stdout.splitlines(), boost("events", "job-1").stdout
+    assert [line.split()[0] for line in listed] == ["ID", WAITING["id"], RUNNING["id"], FAILED["id"], "(showing"]
+    assert all(LONG in line for line in listed[1:4]) and listed[3].endswith(SENTENCE)
+    assert f"{SENTENCE}: {PATH}" in shown
+    assert table_lines(("A", "B"), [("1\n2", "two words")], UNLIMITED) == (["A    B"], ["1 2  two words"])
