@@ -173,7 +173,7 @@ def test_it_has_nothing_to_train_with(image: Image) -> None:
 
 @pytest.mark.full
 def test_it_says_what_it_cannot_do(image: Image, tmp_path: Path) -> None:
-    for command in (["bench", "kernels"], ["export", "somewhere", "model"], ["serve", "--no-auth"]):
+    for command in (["bench", "kernels"], ["data", "tokenize", "texts", "tokens"], ["serve", "--no-auth"]):
         done = image.run("boost", *command, BOOST_HOME=str(tmp_path))
         assert done.returncode == 1
         assert "install boost-service[trainer]" in done.stderr and "Traceback" not in done.stderr, done.stderr
