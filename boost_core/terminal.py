@@ -146,7 +146,7 @@ def print_lines(text: str, *, to: TextIO | None = None) -> None:
 
 
 class ProgressLine:
-    """A line on standard error that is printed over the one before; where that is no terminal, lines now and then."""
+    """Progress on standard error: a line overwritten in place on a terminal, a new line now and then elsewhere."""
 
     def __init__(self) -> None:
         self._due = 0.0

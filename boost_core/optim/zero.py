@@ -260,7 +260,7 @@ class ParamGroup:
         first_moment: Running mean of its gradients.
         second_moment: Running mean of their squares; empty where the update does not use it.
         own_weight: Its weights in the compute type; ``None`` where the masters are the weights.
-        tier: What the host has of the state, the tail of each quantity; empty if there is none.
+        tier: The tail of each state quantity that is kept in host memory; empty if none is.
         sums: Each weight's sum of gradients; empty where buckets have memory only until they are reduced.
         lends_buckets: Whether they have.
         lent: The sums in buckets that have not been sent.

@@ -592,12 +592,12 @@ class JobStore:
         return self._write(job_id, plan)
 
     def checkpoint_removed(self, job_id: str, step: int, newest: int | None) -> JobRecord:
-        """Let a job whose record names a checkpoint that has been removed name the newest one instead.
+        """Make a job's record name its newest remaining checkpoint if it names one that has been removed.
 
         Args:
             job_id: The job.
             step: Step of the checkpoint that has been removed.
-            newest: Step of the newest one that is left; ``None`` if there is none.
+            newest: Step of the newest remaining checkpoint; ``None`` if none remains.
 
         Raises:
             JobNotFound: There is no such job.
