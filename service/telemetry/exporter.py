@@ -168,7 +168,7 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
     """
     encode, media_type = choose_encoder(accept)
     renamed = media_type.endswith(("escaping=dots", "escaping=values"))  # even legal names
-    parts, escaped = list[str](), dict[str, str]()
+    parts, escaped = list[str](), _Escaped()
     for metric in collector.collect():
         samples, name = metric.samples, metric.name + ("_total" if metric.type == "counter" else "")
         if renamed or metric.type not in ("gauge", "counter"):
@@ -178,17 +178,24 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
         else:
             samples = []
         parts.append(encode(_Only(metric)).decode().removesuffix(_END))
-        for sample in samples:
-            words = []
-            for label, value in sorted(sample.labels.items()):
-                if value not in escaped:
-                    escaped[value] = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-                words.append(f'{label}="{escaped[value]}"')
-            labels = f"{{{','.join(words)}}}" if words else ""
-            parts.append(f"{sample.name}{labels} {floatToGoString(sample.value)}\n")  # type: ignore[no-untyped-call]
+        if samples:
+            labels = sorted(samples[0].labels)
+            words = ",".join(f'{label}="%s"' for label in labels)
+            line = f"{name}{{{words}}} %s\n" if labels else f"{name} %s\n"
+            for sample in samples:
+                values = [escaped[sample.labels[label]] for label in labels]
+                parts.append(line % (*values, floatToGoString(sample.value)))  # type: ignore[no-untyped-call]
     if media_type.startswith("application/openmetrics-text"):
         parts.append(_END)
     return "".join(parts).encode(), media_type
+
+
+class _Escaped(dict[str, str]):
+    """Values of labels as they are written."""
+
+    def __missing__(self, value: str) -> str:
+        self[value] = text = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        return text
 
 
 @dataclass(frozen=True)
