@@ -185,7 +185,8 @@ class Head:
             self._known, self._resized, self._allocated = 0, self._cluster.resized, {}
             self._stays.clear()
             self._scarcity = Scarcity([node for node, _ in classes], self._demand.each, of_others)
-        new = list(islice(self._cluster.gangs, self._known, None))
+        are_new = len(self._cluster.gangs) > self._known  # mostly not, and islice has to pass all that are known
+        new = list(islice(self._cluster.gangs, self._known, None)) if are_new else []
         alike = Counter(map(self._cluster.likes.__getitem__, new))
         if self.job.id in new:
             alike[self._cluster.likes[self.job.id]] -= 1

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from operator import or_
+from itertools import compress
+from operator import ne, or_
 
 from boost_core.config import Layout
 from boost_core.plan import resolve
@@ -80,7 +81,9 @@ class Room:
         self._ranks: dict[Kind, int] = {}
         self._shown: dict[tuple[Nodes, str], float] = {}
         self._asked: set[Kind] = set()  # since the last renewal
-        self._free = [_of_ranks(free[number]) for number in self._steady]
+        self._seen = list(map(dict, free))  # of all nodes; copies, which others cannot change
+        self._told = [_of_ranks(free[number]) for number in self._steady]  # as reported
+        self._free = list(self._told)  # less what has been placed since
         numbers: dict[Free, list[int]] = defaultdict(list)
         for number, left in enumerate(self._free):
             numbers[left].append(number)
@@ -96,9 +99,14 @@ class Room:
     def renew(self, free: Sequence[Mapping[str, float]], allocated: Iterable[tuple[Demand, int]]) -> None:
         """Begin another pass over the same nodes. Arguments as when it was made."""
         changed: dict[tuple[Free, Free], list[int]] = defaultdict(list)
-        for number, position in enumerate(self._steady):
-            if (left := _of_ranks(free[position])) != self._free[number]:
-                changed[self._free[number], left].append(number)
+        # A comparison of all at a time, where most are as they were, is several times faster than one after the other.
+        differ, numbers_of_all = list(map(ne, free, self._seen)), range(len(self._steady))
+        for number in compress(numbers_of_all, map(differ.__getitem__, self._steady)):
+            position = self._steady[number]
+            self._seen[position] = dict(free[position])
+            self._told[number] = _of_ranks(free[position])
+        for number in compress(numbers_of_all, map(ne, self._told, self._free)):
+            changed[self._free[number], self._told[number]].append(number)
         self.prune()
         for (before, after), numbers in changed.items():
             self._change(before, after, numbers)
