@@ -54,13 +54,11 @@ from boost_core.plan.machine import (
     attention_kernel,
     captures_steps,
 )
-from boost_core.plan.memory import state_bytes
+from boost_core.plan.memory import BlockSplit, activations, state_bytes
 from boost_core.plan.replay import StageSeconds, at_least, play
 from boost_core.plan.work import (
-    BlockSplit,
     Stage,
     Work,
-    activations,
     block_parameters,
     block_work,
     cut,

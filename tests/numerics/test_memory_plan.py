@@ -33,6 +33,7 @@ from boost_core.optim.zero import host_zeros
 from boost_core.parallel import offload
 from boost_core.parallel.offload import host_bytes
 from boost_core.plan.memory import (
+    Activations,
     PipelineRank,
     largest_weight,
     moved_tokens,
@@ -43,7 +44,7 @@ from boost_core.plan.memory import (
     state_bytes,
 )
 from boost_core.plan.replay import in_hand
-from boost_core.plan.work import Activations, block_modes, cut
+from boost_core.plan.work import block_modes, cut
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step

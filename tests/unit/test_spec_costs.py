@@ -14,10 +14,10 @@ from boost_core.config import job as job_spec
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan import memory, report, resolve, work
-from boost_core.plan.memory import _largest_weight, _weights
+from boost_core.plan.memory import _largest_weight, _weights, activations
 from boost_core.plan.replay import _of_two_stages
 from boost_core.plan.report import plan
-from boost_core.plan.work import _cut, activations
+from boost_core.plan.work import _cut
 from service.gang.status import NodeCapacity
 from service.scheduler import demand
 from service.scheduler.decisions import decide
