@@ -39,9 +39,11 @@ from operator import ge
 
 from boost_core.architecture import (
     ParamKind,
+    Stage,
     WeightSpec,
     block_weights,
     chosen_sharding,
+    cut,
     embedding_weights,
     gate_matrices,
     grouped_projections,
@@ -49,7 +51,7 @@ from boost_core.architecture import (
     reads_input,
     saved_latents,
 )
-from boost_core.config.job import JobSpec
+from boost_core.config.job import JobSpec, rank_tokens, tokens_by_part
 from boost_core.config.model import (
     BLOCK,
     LAST_QUERIES,
@@ -65,7 +67,8 @@ from boost_core.context.selection import STAGES, attention_layer, head_groups, m
 from boost_core.hardware import BYTES
 from boost_core.plan.machine import Machine, attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.replay import InHand, in_hand
-from boost_core.plan.work import PRECISE, Stage, cut, rank_tokens, tokens_by_part
+
+PRECISE = BYTES["fp32"]  # bytes of statistics, sums and masters
 
 # Activations: bytes per token that a block and the head keep on one rank for the backward pass.
 #

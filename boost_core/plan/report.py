@@ -18,9 +18,19 @@ from typing import get_args
 
 from pydantic import Field
 
-from boost_core.architecture import micro_batch_payloads, saved_latents
+from boost_core.architecture import (
+    block_matrix_parameters,
+    block_modes,
+    cut,
+    layers_per_stage,
+    micro_batch_payloads,
+    miscounted,
+    model_flops_per_token,
+    parameter_count,
+    saved_latents,
+)
 from boost_core.config.base import Config, Frozen, counted
-from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas
+from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas, tokens_by_part
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, LayoutSizes, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
@@ -31,6 +41,7 @@ from boost_core.plan.machine import (
     SPARE,
     Machine,
     PredictedCommunication,
+    Work,
     device_bytes,
     energy_of,
     kind_of_gpu,
@@ -50,17 +61,6 @@ from boost_core.plan.memory import (
 )
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.throughput import Step, StepSeconds
-from boost_core.plan.work import (
-    Work,
-    block_matrix_parameters,
-    block_modes,
-    cut,
-    layers_per_stage,
-    miscounted,
-    model_flops_per_token,
-    parameter_count,
-    tokens_by_part,
-)
 from boost_core.terminal import duration_in_words, rounded
 
 # A job at a layout, with nothing left open, and what it needs.

@@ -31,6 +31,7 @@ from typing import Any
 
 from pydantic import Field
 
+from boost_core.architecture import parameter_count
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.parallelism import Layout, divisors
@@ -65,7 +66,6 @@ from boost_core.plan.report import (
     unknown_memory,
 )
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
-from boost_core.plan.work import parameter_count
 from boost_core.terminal import rounded
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``

@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.jit import KernelInterface
 
+from boost_core.architecture import block_modes, cut
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
@@ -44,7 +45,6 @@ from boost_core.plan.memory import (
     state_bytes,
 )
 from boost_core.plan.replay import in_hand
-from boost_core.plan.work import block_modes, cut
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
