@@ -23,7 +23,7 @@ from boost_core.bench.results import VARIANTS, Environment, kernel_seconds
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.model.attention import dense_attention
-from boost_core.parallel.offload import page_locked_like
+from boost_core.parallel.activation_offload import page_locked_like
 from boost_core.plan.machine import MeasuredProfile, Profile, Work, computed_in, machine_for
 from boost_core.plan.report import step_seconds
 from boost_core.plan.throughput import block_products, block_work

@@ -40,7 +40,8 @@ from boost_core.context.exchange import (
     StageAttentions,
     TaskMaker,
 )
-from boost_core.context.offload import (
+from boost_core.context.plan import ContextPlan, rank_work
+from boost_core.context.task_offload import (
     Attended,
     LocalQueries,
     MovedLatents,
@@ -53,7 +54,6 @@ from boost_core.context.offload import (
     TaskGradients,
     no_gradients,
 )
-from boost_core.context.plan import ContextPlan, rank_work
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads

@@ -24,9 +24,9 @@ from torch import nn
 
 from boost_core.architecture import ParamKind
 from boost_core.kernels.scaled_weight import unscale_
+from boost_core.parallel.activation_offload import page_locked_like
 from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.offload import page_locked_like
 from boost_core.plan.memory import STAGED_CHUNK, offloaded_elements, staged_elements
 
 # Tensors one after the other in one block of memory, so that one kernel or one collective serves them all.

@@ -778,7 +778,7 @@ class PipelineRank:
         total = max(step, self._starting, state + self._update)
 
         host = self._host
-        if on_host:  # all micro-batches in flight: ``parallel.offload``
+        if on_host:  # all micro-batches in flight: ``parallel.activation_offload``
             of_stages = [
                 tokens * self._of_blocks(stage.layers, modes, on_host=True)
                 for stage, modes in zip(self._stages, self._runs, strict=True)

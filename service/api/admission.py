@@ -19,7 +19,7 @@ from boost_core.plan.machine import Basis, Fitted, Machine
 from boost_core.plan.report import Plan, nothing_fits, plan
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.run_cost import CONDITIONS, RunConditions
-from service.accounts.quotas import QueueNotFound
+from service.accounts.tenants_and_queues import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound

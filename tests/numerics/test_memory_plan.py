@@ -31,8 +31,8 @@ from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import Implementation, always
 from boost_core.optim import zero
 from boost_core.optim.zero import host_zeros
-from boost_core.parallel import offload
-from boost_core.parallel.offload import host_bytes
+from boost_core.parallel import activation_offload
+from boost_core.parallel.activation_offload import host_bytes
 from boost_core.plan.memory import (
     Activations,
     PipelineRank,
@@ -84,7 +84,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
             patch.object(zero, "host_zeros", zeros_apart),
-            patch.object(offload, "host_bytes", bytes_apart),
+            patch.object(activation_offload, "host_bytes", bytes_apart),
         ):
             yield
     finally:
