@@ -1,4 +1,4 @@
-"""The weights of each family.
+"""The weights of each family; what strategies shard and exchange of them; parameters, FLOPs and pipeline stages.
 
 ======  =================================  =============================================================================
 dense   y = x W                            the baseline
@@ -21,9 +21,19 @@ from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 from typing import NamedTuple
 
+from boost_core.config.base import counted
+from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import TRAITS, ParallelismConfig, RecomputeMode, StrategyName, chosen_strategy
+from boost_core.config.parallelism import (
+    TRAITS,
+    Layout,
+    ParallelismConfig,
+    RecomputeMode,
+    StrategyName,
+    chosen_strategy,
+)
 from boost_core.config.training import OptimizerConfig
+from boost_core.hardware import peak_flops_per_second
 
 # The seven projections of a decoder block, in four groups that each share an input; the same in all families.
 
@@ -487,3 +497,216 @@ FULLRANK = Sharding(
     sequence=True,
 )  # fmt: skip
 _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}
+
+
+# Parameter counts of a model.
+
+
+def block_matrix_parameters(model: ModelConfig) -> int:
+    """Return the parameters in the matrices of one block: d_in · d_out dense, r (d_in + d_out) for a low-rank pair."""
+    weights = block_weights(model, crossed=False).values()
+    return sum(math.prod(spec.shape) for spec in weights if spec.role in MATRICES)
+
+
+@lru_cache(64)  # a search asks for the same
+def block_parameters(model: ModelConfig, crossed: bool) -> int:
+    """Return all parameters of one block, with or without latents crossing into it."""
+    return _parameters(block_weights(model, crossed))
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Return all trainable parameters: blocks with their two norms, crossings, embedding, head, final norm."""
+    crossed = sum(map(model.crosses_into, range(model.num_hidden_layers)))
+    blocks = (model.num_hidden_layers - crossed) * block_parameters(model, crossed=False)
+    blocks += crossed * block_parameters(model, crossed=True)
+    return blocks + _parameters(embedding_weights(model)) + _parameters(head_weights(model))
+
+
+def _parameters(weights: Mapping[str, WeightSpec]) -> int:
+    return sum(math.prod(spec.shape) for spec in weights.values())
+
+
+# How much arithmetic a model needs.
+
+# Forward and backward passes are three units of a block's arithmetic; recomputation comes on top.
+RECOMPUTED = {"nothing": 0.0, "segments": 0.5 / 3, "all": 1 / 3}  # by ``ModeTraits.again``
+
+
+def exact_step_flops(model: ModelConfig, layers: int, tensor_parallel_size: int) -> float:
+    """Return a rank's FLOPs in fp64 for an exact step of LORO over this many blocks (``optim.riemannian_step``).
+
+    By Golub & Van Loan, Matrix Computations, 4th ed.: 21 n³ for a singular value decomposition with both bases (§8.6),
+    and 9 n³ for one of a symmetric matrix (§8.3). A pair has one of 2r × 2r, two of r × r for pseudoinverses, and eight
+    symmetric ones, which all tensor parallel ranks repeat; and 26 r² for each row of its two factors, in products.
+    """
+    pairs = rows = 0
+    for spec in block_weights(model, crossed=False).values():
+        if spec.role is Role.DOWN_PROJECTION:
+            pairs, rows = pairs + spec.shape[1], rows + spec.shape[0] * spec.shape[1]
+        elif spec.role is Role.UP_PROJECTION:
+            rows += spec.shape[0] * spec.shape[2]
+    rank = model.bottleneck_rank
+    return layers * ((21 * 8 + 2 * 21 + 8 * 9) * pairs * rank**3 + 26 * rows * rank**2 / tensor_parallel_size)
+
+
+def model_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
+    """Return the FLOPs of one token's forward and backward pass, without recomputation.
+
+    Two per matrix parameter forward and four backward, plus the attention scores counted in full
+    (12·L·d·s, or 12·L·d·w with a sliding window w < s), as in the PaLM paper's appendix B (arXiv 2204.02311). The
+    embedding look-up is free. Only the share ``attended`` of the scores counts; see ``TrainingConfig.attended_share``.
+    """
+    block = block_flops_per_token(model, sequence_length, attended)
+    return model.num_hidden_layers * block + head_flops_per_token(model)
+
+
+def hardware_flops_per_token(
+    model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
+) -> float:
+    """Return the FLOPs that all tensor parallel ranks compute per token, with duplicated and recomputed work."""
+    block = computed_block_flops_per_token(model, parallelism, sequence_length, attended)
+    modes = parallelism.modes_of_all(model.num_hidden_layers)
+    blocks = sum(count * (1 + RECOMPUTED[TRAITS[mode].again]) for mode, count in modes.items())
+    return blocks * block + head_flops_per_token(model)
+
+
+def block_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
+    """Return the model FLOPs per token of one block."""
+    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length, attended)
+
+
+def computed_block_flops_per_token(
+    model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
+) -> int:
+    """Return the FLOPs per token of one block on all tensor parallel ranks together.
+
+    The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
+    are whole on every rank, and each computes the attention of all heads.
+    """
+    ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
+    return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length, attended)
+
+
+def _attention_flops_per_token(model: ModelConfig, sequence_length: int, attended: float) -> int:
+    scores = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
+    return round(attended * scores)
+
+
+def head_flops_per_token(model: ModelConfig) -> int:
+    """Return the FLOPs per token of the language-model head."""
+    return 6 * model.vocab_size * model.hidden_size
+
+
+@dataclass(frozen=True)
+class FlopRates:
+    """FLOPs per token of a job, and the peak rate of its gang.
+
+    Attributes:
+        model: FLOPs per token that the model needs.
+        hardware: FLOPs per token that the gang computes, with duplicated and recomputed work.
+        peak: Peak FLOPs per second of all the gang's devices; ``None`` if unknown.
+    """
+
+    model: int
+    hardware: float
+    peak: float | None
+
+    @classmethod
+    def of(cls, spec: JobSpec, device_name: str) -> "FlopRates":
+        """Return the rates of a job in its layout, on devices of this name."""
+        length, parallelism, attended = spec.training.sequence_length, spec.parallelism, spec.training.attended_share
+        peak = peak_flops_per_second(device_name, spec.training.precision)
+        return cls(
+            model_flops_per_token(spec.model, length, attended),
+            hardware_flops_per_token(spec.model, parallelism, length, attended),
+            None if peak is None else parallelism.world_size * peak,
+        )
+
+    def utilization(self, tokens_per_second: float, flops_per_token: float) -> float | None:
+        """Return the share of the peak that is used, from 0 to 1; ``None`` if the peak is unknown."""
+        return None if self.peak is None else tokens_per_second * flops_per_token / self.peak
+
+
+# How a model is cut into pipeline stages: as the job lists them, or into stages of about equal work.
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the pipeline.
+
+    Attributes:
+        index: Its number, from 0; it runs on pipeline rank ``index mod pp``.
+        layers: Its blocks.
+        first: Whether it has the embedding.
+        last: Whether it has the head and the loss.
+    """
+
+    index: int
+    layers: range
+    first: bool
+    last: bool
+
+
+def block_modes(parallelism: ParallelismConfig, stage: Stage) -> dict[int, RecomputeMode]:
+    """Return the mode of each of a stage's blocks."""
+    runs = parallelism.modes(stage.index, len(stage.layers))
+    return dict(zip(stage.layers, (mode for mode, count in runs for _ in range(count)), strict=True))
+
+
+def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> str | None:
+    """Explain which stage has another number of blocks than ``recompute`` lists, and the fix; ``None`` if all match."""
+    recompute = parallelism.recompute
+    if not isinstance(recompute, tuple):
+        return None
+    sizes = layers_per_stage(model, parallelism, sequence_length)
+    wrong = next((index for index, size in enumerate(sizes) if recompute[index].blocks != size), None)
+    if wrong is None:
+        return None
+    return (
+        f"parallelism.recompute lists {counted(recompute[wrong].blocks, 'block')} for stage {wrong} of "
+        f"{Layout.of(parallelism).replica_text}, which has {sizes[wrong]}; make its entries add up to "
+        f"{', '.join(map(str, sizes))}"
+    )
+
+
+def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:
+    """Return all stages in order, as in ``pipeline_layers_per_stage`` if the job sets it.
+
+    Otherwise the last stage has fewer blocks to make up for the head; an embedding costs next to nothing.
+
+    Raises:
+        ValueError: There are more stages than blocks.
+    """
+    count, layers = parallelism.stages, model.num_hidden_layers
+    if parallelism.pipeline_layers_per_stage is not None:
+        return stages_of(parallelism.pipeline_layers_per_stage)
+    if count > layers:
+        raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
+    block = computed_block_flops_per_token(model, parallelism, sequence_length)
+    return _cut(layers, count, head_flops_per_token(model) / block)
+
+
+def layers_per_stage(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> tuple[int, ...]:
+    """Return the number of blocks of each stage. Arguments and errors as in ``cut``."""
+    return tuple(len(stage.layers) for stage in cut(model, parallelism, sequence_length))
+
+
+@lru_cache(1024)  # a scheduler asks the same for each number of replicas
+def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
+    # The last stage's number of blocks that minimizes the most work of any stage; of equal ones, the largest.
+    last = min(
+        range(1, layers - count + 2) if count > 1 else [layers],
+        key=lambda last: (max(-(-(layers - last) // (count - 1)) if count > 1 else 0, last + head_in_blocks), -last),
+    )
+    others, number = layers - last, count - 1  # evenly; the later ones get the extra blocks
+    sizes = [others * (index + 1) // number - others * index // number for index in range(number)]
+    return stages_of((*sizes, last))
+
+
+@lru_cache(1024)
+def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
+    """Build stages with the given numbers of blocks."""
+    return tuple(
+        Stage(index, range(end - size, end), index == 0, index == len(sizes) - 1)
+        for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
+    )

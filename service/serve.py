@@ -9,7 +9,7 @@ import socket
 from functools import partial
 
 from service.accounts.keys import KeyStore
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.api.app import create_app
 from service.api.routes.sweeps import trial_submitter
 from service.api.server import ApiServer, listen, raise_descriptor_limit

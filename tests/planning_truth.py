@@ -6,13 +6,13 @@ from itertools import combinations, pairwise, product
 from math import inf
 from random import Random
 
+from boost_core.architecture import Stage, cut
 from boost_core.config import JobSpec, Layout
 from boost_core.config.job import layout_problems
 from boost_core.plan.machine import SPARE, Machine, NetworkConfig, machine_of
 from boost_core.plan.memory import PipelineRank, lacking, node_bytes
 from boost_core.plan.report import at
 from boost_core.plan.throughput import Step, StepSeconds
-from boost_core.plan.work import Stage, cut
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 MODES = tuple(product(("none", "latent", "shared", "full", "offload"), (1, 2)))

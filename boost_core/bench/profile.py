@@ -17,15 +17,16 @@ from functools import partial
 import numpy as np
 import torch
 
+from boost_core.architecture import block_parameters
 from boost_core.bench.rank import RunShape, alone, block_seconds, step_of
 from boost_core.bench.results import VARIANTS, Environment, kernel_seconds
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.model.attention import dense_attention
-from boost_core.parallel.offload import page_locked_like
-from boost_core.plan.machine import MeasuredProfile, Profile, computed_in, machine_for
+from boost_core.parallel.activation_offload import page_locked_like
+from boost_core.plan.machine import MeasuredProfile, Profile, Work, computed_in, machine_for
 from boost_core.plan.report import step_seconds
-from boost_core.plan.work import Work, block_parameters, block_products, block_work
+from boost_core.plan.throughput import block_products, block_work
 
 Sample = tuple[Work, float]
 
@@ -125,7 +126,7 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
 
 
 def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
-    """Return FLOPs per second forward and backward, as counted by ``plan.work``."""
+    """Return FLOPs per second forward and backward, as counted by ``plan.throughput``."""
     training, ranks = job.training, job.parallelism.tensor_parallel_size
     shape = training.micro_batch_size, job.model.num_attention_heads // ranks, training.sequence_length
     parts = [torch.randn(*shape, job.model.head_size, device=device).to(dtype).requires_grad_() for _ in range(3)]

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture import SplitAxes, WeightSpec
+from boost_core.architecture import SplitAxes, WeightSpec, model_flops_per_token
 from boost_core.bench.results import Row, Spread, Variant, wall_seconds
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
@@ -37,7 +37,6 @@ from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Pending, copy_to_tp, reduce_from_tp
 from boost_core.parallel.shard import replace_weights, shard_shape
 from boost_core.plan.throughput import collective_seconds
-from boost_core.plan.work import model_flops_per_token
 from boost_core.train.state import TrainState, attention_backend
 from boost_core.train.step import training_step
 from boost_core.train.step_graph import StepGraph

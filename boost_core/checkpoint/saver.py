@@ -19,7 +19,7 @@ from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.peer_memory import PeerCopies, Snapshot, SnapshotStore
 from boost_core.checkpoint.shards import Chunk, SaveFailed, on_first_rank, refuse_damaged, save_chunks
 from boost_core.config.job import CheckpointConfig
-from boost_core.parallel.offload import page_locked_like
+from boost_core.parallel.activation_offload import page_locked_like
 
 logger = logging.getLogger(__name__)
 

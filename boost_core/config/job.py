@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -897,3 +898,19 @@ def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list
     batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
     micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
     return [number for number in divisors(micro_batches) if least <= number <= most]
+
+
+# A rank's part of a micro-batch.
+
+
+def rank_tokens(job: JobSpec) -> int:
+    """Return the number of a micro-batch's tokens on a rank."""
+    training = job.training
+    return training.micro_batch_size * training.sequence_length // job.parallelism.context_parallel_size
+
+
+def tokens_by_part(job: JobSpec) -> Sequence[int]:
+    """Return a context parallel rank's tokens of each part with its own partition: a micro-batch, or its halves."""
+    sequences = job.training.micro_batch_size
+    parts = (-(-sequences // 2), sequences // 2) if job.parallelism.split_micro_batch else (sequences,)
+    return [part * job.training.sequence_length // job.parallelism.context_parallel_size for part in parts]

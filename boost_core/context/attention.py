@@ -40,7 +40,8 @@ from boost_core.context.exchange import (
     StageAttentions,
     TaskMaker,
 )
-from boost_core.context.offload import (
+from boost_core.context.plan import ContextPlan, rank_work
+from boost_core.context.task_offload import (
     Attended,
     LocalQueries,
     MovedLatents,
@@ -53,7 +54,6 @@ from boost_core.context.offload import (
     TaskGradients,
     no_gradients,
 )
-from boost_core.context.plan import ContextPlan, rank_work
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
 from boost_core.model.attention import Heads, Rotation, normed_heads
@@ -119,7 +119,7 @@ class LayerAttention:
                 of = cast(Bottleneck, bottleneck)
                 _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
                 weights = [of.up_of(1), of.up_of(2), *scales[1]]
-                of_keys = key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks)
+                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks))
             if self.attention.moves_latents:
                 weights = [cast(Bottleneck, bottleneck).up_of(0), *scales[0]]
                 down_dr = block.output.declared("down").flatten(1)
@@ -172,7 +172,7 @@ class LayerAttention:
             raise ValueError(
                 f"{len(query_The)} tokens are not the {self.attention.tokens} that the plan has on this rank"
             )
-        maker, sent = (latents[2], latents[:2]) if latents else (None, ())
+        maker, sent = (latents.maker, latents[:2]) if latents else (None, ())
         task_maker, moved = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
         query_The, keys_Tsje = _Save.apply(  # type: ignore[no-untyped-call]
             query_The, key_Tje, value_Tje, self.attention, maker, task_maker, *sent, *moved

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate, islice
+from typing import NamedTuple
 
 import torch
 
@@ -415,9 +416,18 @@ class KeyMaker:
     sinks: GradientSinks = field(default_factory=GradientSinks)
 
 
-# What keys and what values are made from, ``[T, r]`` each, and what makes them: ranks that attend to them may receive
-# these, and make them themselves.
-KeyLatents = tuple[torch.Tensor, torch.Tensor, KeyMaker]
+class KeyLatents(NamedTuple):
+    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
+
+    Attributes:
+        of_keys: ``[T, r]``.
+        of_values: The same.
+        maker: Makes them.
+    """
+
+    of_keys: torch.Tensor
+    of_values: torch.Tensor
+    maker: KeyMaker
 
 
 @dataclass(frozen=True)

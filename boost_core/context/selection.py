@@ -18,13 +18,12 @@ from itertools import accumulate, pairwise
 from operator import mul
 
 from boost_core.architecture import chosen_sharding
-from boost_core.config.job import JobSpec
+from boost_core.config.job import JobSpec, rank_tokens, tokens_by_part
 from boost_core.config.parallelism import cannot_send_latents, chunk_tokens
 from boost_core.context.placement import Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Figures, Rates, figures
 from boost_core.hardware import BYTES
 from boost_core.plan.machine import Cluster, Machine, Row
-from boost_core.plan.work import rank_tokens, tokens_by_part
 
 # What context parallel ranks send each other: keys and values, or latents; and the same for moved queries.
 

@@ -24,7 +24,6 @@ from torch.nn.functional import pad
 from boost_core.config.model import BLOCK, LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
 from boost_core.context.exchange import Arrivals
-from boost_core.context.offload import Attended, OutputGradients, Returning
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import head_groups
 from boost_core.context.sparse import (
@@ -41,6 +40,7 @@ from boost_core.context.sparse import (
     scores_of_blocks,
     shares,
 )
+from boost_core.context.task_offload import Attended, OutputGradients, Returning
 from boost_core.parallel.communicator import Communicator
 
 

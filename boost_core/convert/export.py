@@ -25,7 +25,7 @@ from huggingface_hub import HfApi, split_state_dict_into_shards_factory
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from torch.distributed.checkpoint.planner import ReadItem
 
-from boost_core.architecture import is_dense, is_low_rank
+from boost_core.architecture import is_dense, is_low_rank, parameter_count
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.resharding import LoadChunks, load_alone
@@ -36,7 +36,6 @@ from boost_core.config.training import DataConfig
 from boost_core.convert.model_folder import published_slots, removal_named
 from boost_core.convert.published_config import MODELING, TrainedOn, published_config
 from boost_core.data.tokenizers import ExportedTokenizer, TokenizerDiffers, job_tokenizer
-from boost_core.plan.work import parameter_count
 from boost_core.temporary import TemporaryFolder
 
 # Destinations of exported models: folders, S3 and hubs. Models are staged locally and appear once complete.

@@ -10,7 +10,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from boost_core.architecture import SplitAxes, chosen_sharding, embedding_weights, grouped_projections, head_weights
+from boost_core.architecture import (
+    SplitAxes,
+    Stage,
+    block_modes,
+    chosen_sharding,
+    embedding_weights,
+    grouped_projections,
+    head_weights,
+)
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.config.parallelism import TRAITS
 from boost_core.kernels.launch import Halves
@@ -23,7 +31,6 @@ from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.recompute import Lookahead, recomputed, run_in_turns, without_grad
 from boost_core.parallel.vocabulary import likeliest_tokens, token_losses
-from boost_core.plan.work import Stage, block_modes
 
 
 class TokenEmbedding(WeightedModule):

@@ -24,10 +24,9 @@ from torch import nn
 
 from boost_core.architecture import ParamKind
 from boost_core.kernels.scaled_weight import unscale_
+from boost_core.parallel.activation_offload import page_locked_like
 from boost_core.parallel.btp import GradientSinks, WeightPart
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.mesh import ProcessGroups
-from boost_core.parallel.offload import page_locked_like
 from boost_core.plan.memory import STAGED_CHUNK, offloaded_elements, staged_elements
 
 # Tensors one after the other in one block of memory, so that one kernel or one collective serves them all.
@@ -583,41 +582,6 @@ class ParamGroup:
                 for quantity in quantities:
                     (flat,) = self._where(quantity, slice(first, first + prod(sizes)))
                     yield StateSlice(name, quantity, self._layout.shapes[name], offsets, flat.view(sizes))
-
-
-# The global norm of the gradients, and clipping by it.
-
-
-def global_norm(
-    groups: Sequence[ParamGroup], process_groups: ProcessGroups, notices: Sequence[torch.Tensor] = ()
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the norm of the whole model's reduced gradients, and which notices any rank has given.
-
-    Args:
-        groups: This rank's groups.
-        process_groups: The groups that it is in. What several ranks hold or keep whole counts on the first of them.
-        notices: What all ranks are to know, one element each; they cost no collective of their own here.
-
-    Returns:
-        The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
-    """
-    squares = [
-        group.squares()
-        for group in groups
-        if (group.kind.split or process_groups.tensor.rank == 0)
-        and (group.sharded or process_groups.data.rank == 0)
-        and (not group.kind.tied or process_groups.pipeline.rank == 0)
-    ]
-    # A rank may have nothing to count.
-    total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
-    message = torch.stack([total, *(notice.to(total) for notice in notices)])
-    square, *counts = process_groups.gang.all_reduce_(message, "gradient norm").unbind()
-    return square.sqrt(), counts
-
-
-def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:
-    """Return the factor that reduces gradients of this norm to at most ``clip_norm``: one fp32 element."""
-    return (clip_norm / (norm + 1e-6)).clamp(max=1.0).float().view(1)
 
 
 # Products of 16-bit factors that are added to fp32 sums by the kernel that multiplies them.

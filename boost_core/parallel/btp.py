@@ -28,6 +28,7 @@ from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_p
 from boost_core.kernels.latent_epilogue import Epilogue, with_room
 from boost_core.kernels.launch import Part, precise
 from boost_core.kernels.residual_add import Residual, residual_add
+from boost_core.parallel.activation_offload import HostMemory
 from boost_core.parallel.communicator import (
     Communicator,
     Conjugate,
@@ -37,7 +38,6 @@ from boost_core.parallel.communicator import (
     copy_to_tp,
     reduce_from_tp,
 )
-from boost_core.parallel.offload import HostMemory
 
 # What a model and a strategy exchange. A suffix names the tensor as an unsharded model has it; under a strategy an axis
 # may be this rank's shard.

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import pairwise
 from statistics import median_low
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -139,7 +139,7 @@ class CommunicationLedger:
     @contextmanager
     def recorded(self, timed: bool) -> Iterator["Recording"]:
         """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
-        before, recording = (self._totals, self.unread, self.timed), (dict[Entry, Totals](), list[_Times]())
+        before, recording = (self._totals, self.unread, self.timed), Recording({}, [])
         (self._totals, self.unread), self.timed = recording, timed
         try:
             yield recording
@@ -148,10 +148,9 @@ class CommunicationLedger:
 
     def replay(self, recording: "Recording") -> None:
         """Count a recording that the device repeats; if it does so without the events, with their newest times."""
-        counted, times = recording
-        for entry, totals in counted.items():
+        for entry, totals in recording.totals.items():
             self._totals[entry] = self._totals.get(entry, Totals()) + totals
-        self.unread += times
+        self.unread += recording.times
 
     def clear(self) -> None:
         """Start from zero."""
@@ -187,7 +186,11 @@ class _Times:
     resumed: torch.cuda.Event
 
 
-Recording = tuple[dict[Entry, Totals], list[_Times]]  # what a ledger has counted while a graph was captured
+class Recording(NamedTuple):
+    """Collectives of captured work: their lines, and the events that each replay records again."""
+
+    totals: dict[Entry, Totals]
+    times: list[_Times]
 
 
 class _OnCuda:

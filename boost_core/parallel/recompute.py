@@ -37,9 +37,9 @@ from torch.utils.checkpoint import checkpoint
 
 from boost_core.config.parallelism import ModeTraits
 from boost_core.kernels.launch import Part
+from boost_core.parallel.activation_offload import HostCopy, HostMemory, shared_copy
 from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, Latents, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
-from boost_core.parallel.offload import HostCopy, HostMemory, shared_copy
 
 Result = TypeVar("Result")
 

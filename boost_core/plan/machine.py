@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import exp, inf
+from operator import add
 from typing import Annotated, Literal, cast
 
 from pydantic import Field
@@ -36,7 +37,6 @@ from boost_core.hardware import (
     unknown_device,
 )
 from boost_core.messages import Provenance
-from boost_core.plan.work import Work
 from boost_core.terminal import rounded
 
 # Corrects predictions by how long earlier jobs took.
@@ -373,7 +373,7 @@ class Cluster:
         return max(apart, default=0)
 
 
-# Speed of a kind of device: rates that convert work (``work``) into seconds.
+# Speed of a kind of device: rates that convert work into seconds.
 #
 #     seconds = FLOPs of products / rate + FLOPs of attention / rate + bytes / bandwidth + starts of kernels
 #
@@ -405,6 +405,30 @@ _ASSUMED_SPREAD = 0.2  # within a factor of exp(1.28 · 0.2) are 38 of the 44 pu
 _CORES_AT_BEST = 1 / 6  # wide vectors do products of a few hundred columns at well over 100 GFLOP/s
 _TENTH = 1.2816  # standard deviations from the middle of a normal distribution to its lowest and its highest tenth
 _UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master and moments written, in fp32
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a device; a profile says how long it takes.
+
+    Attributes:
+        product_flops: FLOPs of matrix products.
+        attention_flops: FLOPs of attention.
+        moved_bytes: Bytes that products and passes read and write.
+        starts: Number of product kernels launched.
+        fp8_flops: FLOPs of products in 8 bits, not included in ``product_flops``.
+        outputs: Elements of the results of products, of which each tile costs the same at any inner width.
+    """
+
+    product_flops: float = 0.0
+    attention_flops: float = 0.0
+    moved_bytes: float = 0.0
+    starts: int = 0
+    fp8_flops: float = 0.0
+    outputs: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)

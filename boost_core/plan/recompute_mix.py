@@ -27,6 +27,7 @@ from itertools import combinations, product
 from math import inf
 from typing import NamedTuple
 
+from boost_core.architecture import Stage, layers_per_stage, stages_of
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import MODES, TRAITS, Layout, ModeRuns, RecomputeMode, StageModes, strategy_problems
 from boost_core.plan.machine import Machine, captures_steps
@@ -41,7 +42,6 @@ from boost_core.plan.memory import (
     room_of_a_rank,
 )
 from boost_core.plan.throughput import ORDER, Step
-from boost_core.plan.work import Stage, layers_per_stage, stages_of
 
 MIXED_LESS = 0.03  # most that a mix can save over every single mode, whose backward pass may take more
 

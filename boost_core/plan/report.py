@@ -13,14 +13,24 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from math import ceil, exp, expm1, inf, sqrt
+from math import inf
 from typing import get_args
 
 from pydantic import Field
 
-from boost_core.architecture import micro_batch_payloads, saved_latents
+from boost_core.architecture import (
+    block_matrix_parameters,
+    block_modes,
+    cut,
+    layers_per_stage,
+    micro_batch_payloads,
+    miscounted,
+    model_flops_per_token,
+    parameter_count,
+    saved_latents,
+)
 from boost_core.config.base import Config, Frozen, counted
-from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas
+from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas, tokens_by_part
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, LayoutSizes, ParallelismConfig, cannot_send_latents
 from boost_core.context.plan import Exchange, Figures
@@ -31,37 +41,17 @@ from boost_core.plan.machine import (
     SPARE,
     Machine,
     PredictedCommunication,
+    Work,
     device_bytes,
-    energy_of,
     kind_of_gpu,
     machine_for,
     machine_of,
 )
-from boost_core.plan.memory import (
-    GIB,
-    RankMemory,
-    host_contents,
-    host_remedies,
-    lack_in_words,
-    lacking,
-    node_bytes,
-    rank_memory,
-    state_copies,
-)
+from boost_core.plan.memory import GIB, host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
+from boost_core.plan.run_cost import CONDITIONS, LostNode, PlannedRun, RunConditions, planned_run
 from boost_core.plan.throughput import Step, StepSeconds
-from boost_core.plan.work import (
-    Work,
-    block_matrix_parameters,
-    block_modes,
-    cut,
-    layers_per_stage,
-    miscounted,
-    model_flops_per_token,
-    parameter_count,
-    tokens_by_part,
-)
-from boost_core.terminal import duration_in_words, rounded
+from boost_core.terminal import rounded
 
 # A job at a layout, with nothing left open, and what it needs.
 
@@ -489,316 +479,6 @@ def _exchanges(
     return tuple(exchanges), "; ".join([text, *(f"{other.exchange} would take {cost}" for other, cost in others)])
 
 
-# What all steps take: GPU-hours, money and energy, checkpoints, and what failures cost.
-#
-# Llama 3 405B had 419 unexpected interruptions in 54 days on 16,384 H100s, on a file system that sustains 2 TB/s
-# (arXiv 2407.21783, sections 3.3.1 and 3.3.4): these are the failure rate and the store where nothing else is known.
-#
-# With failures M apart on average, checkpoints that hold up the loop for δ and restarts that take R, J. T. Daly ("A
-# higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22,
-# 2006) gives the share of time that is useful with checkpoints τ apart, and the τ that loses least:
-#
-#     τ / (M · e^(R/M) · (e^((τ + δ)/M) − 1)),    √(2δM) · (1 + √(δ/2M)/3 + δ/18M) − δ    (M, if δ ≥ 2M)
-#
-# of which √(2δM) is J. W. Young's ("A first order approximation to the optimum checkpoint interval", Communications of
-# the ACM 17, 1974). Three things are different here. A checkpoint is written while training goes on, so δ is what of
-# the copy to the host's memory no pass hides, and what is done while it is written has to be repeated as well. A copy
-# that passes hide has δ = 0, and would be due all the time; but it takes bandwidth of both memories and the network,
-# nobody has measured how much. So the best τ is that of a copy that hides nothing, the most that it can cost, or of
-# what steps wait where the next copy waits for the store, and at least twice the time of writing, after which a store
-# that is half as fast as planned is done. And where peers' memory has the state, only the few steps since its newest
-# copy are repeated.
-
-GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
-GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
-_MOST_EXPONENT = 700.0  # of a double
-_ROUND_STEPS = [first * 10**zeros for zeros in range(12) for first in (1, 2, 5)]
-_LITTLE_LESS = 0.005  # of the time: what a practical interval between checkpoints may cost
-_LEAST_WRITES = 2  # times of writing a checkpoint between two that are advised
-_RESTART_SECONDS = 4.1  # from a lost node to the next step, besides loading: docs/figures/recovery.md, on CPUs
-
-
-class RunConditions(Config):
-    """What a run's price, checkpoints and failures are planned with."""
-
-    gpu_hour_price: float | None = Field(None, ge=0, le=1e6, description="Price of a GPU-hour, in any currency.")
-    mtbf_hours: float | None = Field(
-        None,
-        ge=1e-3,
-        le=1e12,
-        description="Mean hours between failures of one GPU that interrupt the job, or of one rank without GPUs; "
-        f"default: {GPU_MTBF_HOURS:,.0f} of a GPU, as in Llama 3's training, and unknown without GPUs.",
-    )
-    store_gigabytes_per_second: float | None = Field(
-        None,
-        ge=1e-3,
-        le=1e6,
-        description="Rate at which all ranks together write a checkpoint to the store. Default: the service's "
-        "measurement of an earlier checkpoint of the tenant in this store; otherwise "
-        f"{8 * GPU_STORE_BYTES_PER_SECOND / 1e9:.2g} per node, the share of Llama 3's file system.",
-    )
-
-
-CONDITIONS = RunConditions()
-
-
-class PlannedCheckpoint(Config):
-    """A checkpoint of a job."""
-
-    bytes: int = Field(description="Its size: masters and moments in fp32.")
-    gigabytes_per_second: float = Field(description="Rate at which all ranks together write it.")
-    write_seconds: float = Field(description="Seconds to write it, while training goes on.")
-    stall_seconds: float = Field(description="Seconds for which it holds up the steps.")
-    interval_seconds: float = Field(description="Seconds from one to the next: checkpoint.every_steps.")
-    best_every_steps: int | None = Field(
-        description="The checkpoint.every_steps that loses least to failures, by Daly's formula, as though steps "
-        "waited for all of the copy to the host, and at least twice as long as writing one takes; null where failures "
-        "are unknown."
-    )
-    practical_every_steps: int | None = Field(
-        None,
-        description="The longest of round numbers above it whose goodput is within 0.5 % of the highest of them; "
-        "best_every_steps if no round number is.",
-    )
-
-
-class LostNode(Config):
-    """How a job goes on after it has lost a node that is not replaced."""
-
-    world_size: int
-    share: float = Field(description="Tokens per second as a share of those with all nodes.")
-
-
-class PlannedGoodput(Config):
-    """The expected share of time that goes into new steps."""
-
-    failures: float = Field(description="Expected number of failures during all steps.")
-    hours_between_failures: float = Field(description="Mean hours between failures of the whole gang.")
-    without_failures: float = Field(description="The share if nothing fails.")
-    from_memory: float | None = Field(
-        description="The share if each failure leaves a copy of the state in peers' memory; null if none is kept."
-    )
-    from_checkpoints: float = Field(description="The share if each failure goes back to the newest checkpoint.")
-    from_best_checkpoints: float = Field(0, description="The same with checkpoints every best_every_steps.")
-    from_practical_checkpoints: float = Field(0, description="The same with checkpoints every practical_every_steps.")
-    lost_seconds_from_memory: float | None = Field(description="Seconds that a failure costs in the former case.")
-    lost_seconds_from_checkpoint: float = Field(description="Seconds that a failure costs in the latter case.")
-    without_a_node: LostNode | None = Field(
-        description="The largest gang of whole replicas that is left by the loss of one node, if elasticity allows it; "
-        "null if none is legal and fits."
-    )
-
-
-class PlannedRun(Config):
-    """What all steps of a job take in a layout."""
-
-    total_seconds: float = Field(0, description="Predicted seconds of all steps, if nothing fails.")
-    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
-    kilowatt_hours: float | None = Field(
-        None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
-    )
-    price: float | None = Field(None, description="Price of these GPU-hours; null without a price of one.")
-    checkpoint: PlannedCheckpoint | None = None
-    goodput: PlannedGoodput | None = Field(None, description="Null where the rate of failures is unknown.")
-    words: tuple[str, ...] = Field((), description="All of this as sentences for people.")
-
-
-def checkpoint_bytes(spec: JobSpec) -> int:
-    """Return the size of a job's checkpoint: a master and its moments for each weight, in fp32."""
-    elements = 3 * parameter_count(spec.model)
-    if spec.optimizer.muon is not None:  # its factors have one moment
-        elements -= spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
-    return elements * BYTES["fp32"]
-
-
-def planned_run(
-    job: JobSpec, layout: Layout, seconds: StepSeconds, memory: RankMemory, machine: Machine, conditions: RunConditions
-) -> PlannedRun:
-    """Plan what all steps take.
-
-    Args:
-        job: The job in its layout, with nothing left open (``at``).
-        layout: The layout.
-        seconds: Its step.
-        memory: Its ranks' memory.
-        machine: What it runs on.
-        conditions: Prices, failures and the store.
-    """
-    training, saves, step = job.training, job.checkpoint, seconds.total
-    total = step * training.samples(training.steps) / training.global_batch_size
-    gpus = layout.world_size * job.resources.gpus_per_worker
-    gpu_hours, node = total * gpus / 3600, machine.cluster.levels[0].fan_out
-    price = None if conditions.gpu_hour_price is None else conditions.gpu_hour_price * gpu_hours
-
-    # A checkpoint: how long it is written, and for how long steps wait for it.
-    size, nodes = checkpoint_bytes(job), ceil(layout.world_size / node)
-    known = conditions.store_gigabytes_per_second
-    rate = 8 * GPU_STORE_BYTES_PER_SECOND * nodes if known is None else known * 1e9
-    written, every = size / rate, saves.every_steps * step
-    copied = memory.copies / state_copies(job)
-    waits = copied  # bytes whose copy holds up the steps; on a GPU, those that its passes do not hide
-    if gpus:
-        on_host = job.parallelism.optimizer_offload * copied
-        hidden = (step - seconds.update) * machine.profile.host_bandwidth
-        waits = on_host + max(0.0, copied - on_host - hidden)
-    copying = waits / machine.profile.host_bandwidth
-    remembers = job.fault_tolerance.memory_copy_every_steps
-
-    def stalls(every_steps: int) -> tuple[float, float]:
-        """Seconds for which a checkpoint holds up the steps, and for which all copies do per second of steps."""
-        # The next copy waits for a checkpoint being written, as long as the job allows; then none is made.
-        until_copy = step * (every_steps if remembers is None else min(every_steps, remembers))
-        stall = copying + max(0.0, min(written, saves.store_wait_seconds) - until_copy)
-        copies = 1 / every_steps  # of the state, per step
-        if remembers is not None:
-            copies = 1 / remembers + (copies if every_steps % remembers else 0.0)
-        return stall, (copying * copies + (stall - copying) / every_steps) / step
-
-    stall, stalled = stalls(saves.every_steps)
-
-    # Failures of the whole gang, and what one costs.
-    hours = GPU_MTBF_HOURS if conditions.mtbf_hours is None and gpus else conditions.mtbf_hours
-    goodput = best = practical = None
-    if hours is not None and step < inf:
-        between = 3600 * hours / (gpus or layout.world_size)
-        delta = max(copied / machine.profile.host_bandwidth, stalls(training.steps)[0])
-        best_seconds = _best_interval(delta, between)
-        best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(best_seconds / step))
-        restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
-
-        def useful(every_steps: int) -> float:
-            apart, (_, stalled) = max(every_steps * step, written), stalls(every_steps)
-            failing = expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
-            return apart / between * exp(-restart / between) / failing
-
-        shares = {each: useful(each) for each in (best, *_ROUND_STEPS) if each == best or best < each < training.steps}
-        practical = max(each for each, share in shares.items() if share >= max(shares.values()) - _LITTLE_LESS)
-        apart = max(every, written)
-        from_memory = lost = None
-        if remembers is not None:
-            unkept = min(written, apart) if written > saves.store_wait_seconds else 0.0
-            repeated = (unkept**2 + (apart - unkept) * remembers * step) / (2 * apart)
-            lost = _RESTART_SECONDS + copied / machine.cluster.levels[-1].link.bytes_per_second + repeated
-            from_memory = max(0.0, 1 - lost / between) / (1 + stalled)
-        goodput = PlannedGoodput(
-            failures=total / between,
-            hours_between_failures=between / 3600,
-            without_failures=1 / (1 + stalled),
-            from_memory=from_memory,
-            from_checkpoints=useful(saves.every_steps),
-            from_best_checkpoints=shares[best],
-            from_practical_checkpoints=shares[practical],
-            lost_seconds_from_memory=lost,
-            lost_seconds_from_checkpoint=restart + apart / 2,
-            without_a_node=_without_a_node(job, layout, step, machine),
-        )
-    run = PlannedRun(
-        total_seconds=total,
-        gpu_hours=gpu_hours,
-        kilowatt_hours=energy_of(job.resources, machine, gpu_hours),
-        price=price,
-        checkpoint=PlannedCheckpoint(
-            bytes=size, gigabytes_per_second=rate / 1e9, write_seconds=written, stall_seconds=stall,
-            interval_seconds=every, best_every_steps=best, practical_every_steps=practical,
-        ),
-        goodput=goodput,
-    )  # fmt: skip
-    return run.model_copy(update={"words": tuple(_in_words(run, job, layout, step, known is None))})
-
-
-def _best_interval(stall: float, between: float) -> float:
-    """Daly's interval between checkpoints, in seconds, for one that takes ``stall`` and failures ``between`` apart."""
-    if stall >= 2 * between:
-        return between
-    ratio = stall / (2 * between)
-    return sqrt(2 * stall * between) * (1 + sqrt(ratio) / 3 + ratio / 9) - stall
-
-
-def _without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
-    left = layout.world_size - machine.cluster.levels[0].fan_out
-    most = left // (layout.world_size // layout.dp)
-    for replicas in reversed(numbers_of_replicas(job.training, 1, most)):
-        smaller = replace(layout, dp=replicas)
-        parallelism, on_gpu = job.parallelism.at(smaller), job.resources.gpus_per_worker
-        if layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu):
-            continue
-        device = device_bytes(job.resources, machine)
-        if device is not None and needed_bytes(job, smaller, machine) > device:
-            return None  # fewer replicas share the optimizer's state among fewer ranks
-        return LostNode(world_size=smaller.world_size, share=step / step_seconds(job, smaller, machine))
-    return None
-
-
-def _in_bytes(size: int) -> str:
-    unit, name = next((each for each in ((1e12, "TB"), (1e9, "GB")) if size >= each[0]), (1e6, "MB"))
-    return f"{rounded(size / unit)} {name}"
-
-
-def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assumed: bool) -> Iterator[str]:
-    """A run as sentences; ``assumed``: whether the store's rate is."""
-    on_gpu = job.resources.gpus_per_worker > 0
-    amounts = [duration_in_words(run.total_seconds)]
-    if on_gpu:
-        amounts.append(f"{rounded(run.gpu_hours)} GPU-hours")
-    if run.price is not None and on_gpu:
-        amounts.append(f"{rounded(run.price)} at {rounded(run.price / run.gpu_hours)} a GPU-hour")
-    if run.kilowatt_hours is not None:
-        amounts.append(f"at most {rounded(run.kilowatt_hours)} kWh")
-    yield f"all steps: {', '.join(amounts)}"
-
-    checkpoint, goodput = run.checkpoint, run.goodput
-    if checkpoint is None:
-        return
-    rate = f"{rounded(checkpoint.gigabytes_per_second, 2)} GB/s{' (assumed)' if assumed else ''}"
-    waits = f"steps wait {duration_in_words(checkpoint.stall_seconds)}" if checkpoint.stall_seconds else "no step waits"
-    steps, every, keep = job.training.steps, counted(job.checkpoint.every_steps, "step"), job.checkpoint.keep_last
-    apart, written = duration_in_words(checkpoint.interval_seconds), duration_in_words(checkpoint.write_seconds)
-    only = ", longer than the job, so at its end alone" if job.checkpoint.every_steps > steps else ""
-    yield (
-        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}{only}), written in {written} at {rate} "
-        f"while training goes on; {waits} for it"
-    )
-    best, practical = checkpoint.best_every_steps, checkpoint.practical_every_steps
-    if goodput is None or best is None or practical is None:
-        return
-    ranks, between = counted(layout.world_size, "GPU" if on_gpu else "rank"), 3600 * goodput.hours_between_failures
-    apart = "every step" if best == 1 else f"every {best:,} steps"
-    if best >= steps:
-        advice = f"one at the end is enough, as the interval that loses least, {best:,} steps, is longer than the job"
-    else:
-        limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
-        advice = f"{apart} ({duration_in_words(best * step)}){limit} would lose least by Daly's formula"
-        if practical > best:
-            advice += f"; every {practical:,} steps ({duration_in_words(practical * step)}) is practical"
-        number = ceil(steps / practical)
-        advice += (
-            f"; {min(number, keep or number):,} then fill {_in_bytes(min(number, keep or number) * checkpoint.bytes)}"
-        )
-        if keep is None:
-            advice += ", as checkpoint.keep_last is unset and all are kept"
-    yield (
-        f"failures: one in {duration_in_words(between)} on {ranks}, if each has one in "
-        f"{duration_in_words(between * layout.world_size)}; {rounded(goodput.failures, 2)} during all "
-        f"steps; checkpoints: {advice}"
-    )
-    parts = [f"{goodput.without_failures:.2%} without failures"]
-    if goodput.from_memory is not None and goodput.lost_seconds_from_memory is not None:
-        lost = duration_in_words(goodput.lost_seconds_from_memory)
-        parts.append(f"{goodput.from_memory:.2%} if the state is in peers' memory after each ({lost} lost)")
-    lost = duration_in_words(goodput.lost_seconds_from_checkpoint)
-    parts.append(f"{goodput.from_checkpoints:.2%} if each goes back to a checkpoint ({lost} lost)")
-    if best < steps:
-        parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
-    if best < practical:
-        parts.append(f"{goodput.from_practical_checkpoints:.2%} with checkpoints every {practical:,}")
-    yield f"goodput: {', '.join(parts)}"
-    if (left := goodput.without_a_node) is not None:
-        yield (
-            f"a node less: until it is replaced, {left.world_size:,} of {ranks}, the most whose replicas divide the "
-            f"batch, go on at {left.share:.0%} of the tokens per second, if elasticity allows it"
-        )
-
-
 class Memory(Config):
     """Memory in bytes of the rank that needs most."""
 
@@ -1054,7 +734,7 @@ def _planned_shape(
         observed_jobs=machine.correction(spec).jobs,
         step_parts=StepParts(**asdict(seconds)),
         tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
-        **dict(planned_run(spec, layout, seconds, memory, machine, conditions)),
+        **dict(planned_run(spec, layout, seconds, memory, machine, conditions, without_a_node)),
         communication=Communication(
             all_reduces=all_reduces,
             elements_per_token=elements,
@@ -1062,6 +742,22 @@ def _planned_shape(
         ),
         context=context,
     )
+
+
+def without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
+    """Return how a job whose step takes ``step`` seconds goes on after it has lost a node, if any layout is left."""
+    left = layout.world_size - machine.cluster.levels[0].fan_out
+    most = left // (layout.world_size // layout.dp)
+    for replicas in reversed(numbers_of_replicas(job.training, 1, most)):
+        smaller = replace(layout, dp=replicas)
+        parallelism, on_gpu = job.parallelism.at(smaller), job.resources.gpus_per_worker
+        if layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu):
+            continue
+        device = device_bytes(job.resources, machine)
+        if device is not None and needed_bytes(job, smaller, machine) > device:
+            return None  # fewer replicas share the optimizer's state among fewer ranks
+        return LostNode(world_size=smaller.world_size, share=step / step_seconds(job, smaller, machine))
+    return None
 
 
 def network_in_words(machine: Machine) -> str:

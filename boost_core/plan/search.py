@@ -31,6 +31,7 @@ from typing import Any
 
 from pydantic import Field
 
+from boost_core.architecture import parameter_count
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec, layout_problems
 from boost_core.config.parallelism import Layout, divisors
@@ -49,23 +50,20 @@ from boost_core.plan.machine import (
 from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
 from boost_core.plan.report import (
-    CONDITIONS,
     PUBLISHED_RUN,
     PlannedContext,
-    PlannedRun,
     PlannedStep,
     PublishedRun,
-    RunConditions,
     StepParts,
     context_report,
     network_in_words,
-    planned_run,
     published_in_words,
     published_run,
     unknown_memory,
+    without_a_node,
 )
+from boost_core.plan.run_cost import CONDITIONS, PlannedRun, RunConditions, planned_run
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
-from boost_core.plan.work import parameter_count
 from boost_core.terminal import rounded
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -740,10 +738,12 @@ def search_report(
                 step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
                 step_parts=StepParts(**asdict(choice.seconds)),
                 tokens_per_second=tokens / choice.seconds.total,
-                **dict(planned_run(choice.job, choice.layout, choice.seconds, memory, machine, conditions)),
+                **dict(run),
             )
             for choice in result.choices
-            for memory in [rank_memory(choice.job, choice.layout)]
+            for job, layout, seconds in [(choice.job, choice.layout, choice.seconds)]
+            for memory in [rank_memory(job, layout)]
+            for run in [planned_run(job, layout, seconds, memory, machine, conditions, without_a_node)]
         ),
         parameters=parameter_count(spec.model),
         tokens_per_step=tokens,

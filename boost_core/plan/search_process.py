@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.plan.machine import NOMINAL, Basis, Fitted
-from boost_core.plan.report import CONDITIONS, RunConditions
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
+from boost_core.plan.run_cost import CONDITIONS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
 
 _NICENESS = 10

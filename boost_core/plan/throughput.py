@@ -7,7 +7,7 @@ A pipeline rank takes t for a micro-batch, forward and backward; a step is then
 for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has two stages; a third of that half where
 weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 
-* arithmetic: what the rank computes and moves of its blocks, embedding and head (``work``), by its device's rates
+* arithmetic: what the rank computes and moves of its blocks, embedding and head (``Passes``), by its device's rates
   (``machine.Profile``); and of a block's copies to the host, or back, what takes longer than its forward, or backward,
   pass;
 * exchange: what ``architecture.Sharding`` says that tensor parallel ranks send in each block, the embedding's vectors,
@@ -36,13 +36,28 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from operator import mul
 from typing import NamedTuple
 
-from boost_core.architecture import Payload, block_exchanges, chosen_sharding, saved_latents
-from boost_core.config.job import JobSpec
-from boost_core.config.parallelism import TRAITS, Layout, RecomputeMode
+from boost_core.architecture import (
+    MATRICES,
+    Payload,
+    Role,
+    Stage,
+    block_exchanges,
+    block_parameters,
+    block_weights,
+    chosen_sharding,
+    cut,
+    exact_step_flops,
+    grouped_projections,
+    projection_weights,
+    saved_latents,
+)
+from boost_core.config.job import JobSpec, rank_tokens
+from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, Activation, ModelConfig
+from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
 from boost_core.hardware import BYTES, Link
 from boost_core.plan.machine import (
@@ -51,24 +66,201 @@ from boost_core.plan.machine import (
     Machine,
     PredictedCommunication,
     Row,
+    Work,
     attention_kernel,
     captures_steps,
 )
-from boost_core.plan.memory import state_bytes
+from boost_core.plan.memory import PRECISE, BlockSplit, activations, state_bytes
 from boost_core.plan.replay import StageSeconds, at_least, play
-from boost_core.plan.work import (
-    BlockSplit,
-    Stage,
-    Work,
-    activations,
-    block_parameters,
-    block_work,
-    cut,
-    embedding_work,
-    exact_step_flops,
-    head_work,
-    rank_tokens,
-)
+
+# What a rank computes and moves of a micro-batch: in a block, and in the head.
+#
+# Widths are this rank's (``memory.Activations``). A product of T × k by k × n takes 2·T·k·n FLOPs and moves the three
+# matrices; its backward pass is two products of the same sizes, and reads the weight's gradient to add it to a sum in
+# fp32. All blocks are assumed to be ones into which latents cross, and recomputed blocks to recompute their last
+# product, too.
+#
+# ==========  ==========================================================================================================
+# attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
+#             scores again (arXiv 2205.14135). A token's pairs are half its sequence, or the part in a window; separate
+#             documents are assumed to be as long as a sequence, as their lengths are not known. Sparse attention uses
+#             its full budget, and also scores some queries with all keys, for 2 FLOPs each
+# passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm with its own
+#             pass 4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's
+#             product 3m and 5m; latents that are scaled or activated 2 and 3 of each, three times that where the
+#             previous block's latents cross into them; channels that a projection scales 3 and 4 of each
+# head        logits, and backward those again, with two passes over them each; gathered hidden vectors
+# embedding   rows both ways; and backward a gradient of the whole table, whose bytes do not depend on the tokens
+# ==========  ==========================================================================================================
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of a block, forward, with a rank's part of a weight.
+
+    Attributes:
+        role: The weight's.
+        rows: Rows of the input, for each matrix.
+        inner: Columns of the input.
+        outer: Columns of the output of each matrix.
+        inputs: Number of inputs; an input common to all matrices counts as often as it is read.
+        matrices: Number of matrices.
+        starts: Number of kernels.
+    """
+
+    role: Role
+    rows: int
+    inner: int
+    outer: int
+    inputs: int
+    matrices: int
+    starts: int
+
+    @property
+    def weights(self) -> int:
+        """Number of elements of the matrices."""
+        return self.matrices * self.inner * self.outer
+
+    def passes(self, element: int, fp8: bool = False) -> "Passes":
+        """Return the work of the product, and of the gradients of its input and weight, given the bytes per element."""
+        read, written = self.rows * self.inputs * self.inner, self.rows * self.matrices * self.outer
+        moved, flops = (read + written + self.weights) * element, 2 * self.rows * self.weights
+        in_16_bits = Work(flops, 0.0, moved, self.starts)
+        each = replace(in_16_bits, product_flops=0.0, fp8_flops=flops) if fp8 else in_16_bits
+        return Passes(
+            replace(each, outputs=written), replace(each, outputs=read), replace(in_16_bits, outputs=self.weights)
+        )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Work of a micro-batch.
+
+    Attributes:
+        forward: Forward pass, once.
+        backward: Gradients of inputs, with recomputation.
+        weight_gradients: Counted separately, as exchanges may be in flight meanwhile.
+    """
+
+    forward: Work
+    backward: Work
+    weight_gradients: Work
+
+    @property
+    def all(self) -> Work:
+        """Everything."""
+        return self.forward + self.backward + self.weight_gradients
+
+
+def block_work(job: JobSpec, mode: RecomputeMode) -> Passes:
+    """Return the work of a block on one rank of a job at its layout, by what the block keeps for its backward pass."""
+    parallelism = job.parallelism
+    alone = parallelism.at(Layout(parallelism.tensor_parallel_size, 1, 1, parallelism.context_parallel_size))
+    alone = alone.model_copy(update={"recompute": mode, "pipeline_layers_per_stage": None})
+    scored = 0 if job.training.attention is None else LAST_QUERIES + SAMPLED_QUERIES
+    return _block_work(job.model, alone, mode, rank_tokens(job), pairs_of_token(job), job.training.precision, scored)
+
+
+def pairs_of_token(job: JobSpec) -> float:
+    """Return the mean number of positions that a token attends to."""
+    length = job.training.sequence_length
+    window = min(length, job.model.sliding_window or length)
+    return (window - window * (window - 1) / (2 * length)) * job.training.attended_share
+
+
+@lru_cache(1024)
+def _block_work(
+    model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode, tokens: int, pairs: float, precision: str,
+    scored: int,
+) -> Passes:  # fmt: skip
+    element, fp8 = BYTES[precision], precision == "fp8"
+    sharding = chosen_sharding(model, parallelism)
+    products = block_products(model, parallelism, tokens)
+    works = [(each.role, each.passes(element, fp8 and each.role is not Role.LATENT)) for each in products]
+    down = sum((work.forward for role, work in works if role is Role.DOWN_PROJECTION), Work())
+    up = sum((work.forward for role, work in works if role is not Role.DOWN_PROJECTION), Work())
+    of_inputs = sum((work.backward for _, work in works), Work())
+    weights = sum(each.weights for each in products)
+    width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
+    attention_forward = Work(attention_flops=4 * width * tokens * pairs)
+    attention_backward = Work(attention_flops=10 * width * tokens * pairs)
+
+    # Elements per token that are read and written outside of products.
+    size, split = parallelism.tensor_parallel_size, parallelism.tensor_parallel_size if sharding.wide else 1
+    residual = model.hidden_size // (1 if sharding.whole else size)
+    turned, mlp = (model.hidden_size + model.key_value_size) // split, model.intermediate_size // split
+    norm = 0 if sharding.residual and parallelism.norm == "fused" else residual
+    forward_passes = 6 * residual + 4 * norm + 2 * turned + 3 * mlp
+    backward_passes = 6 * residual + 8 * norm + 2 * turned + 5 * mlp
+    groups = grouped_projections(model)
+    scaled = 0  # channels that the block's projections scale one by one
+    for group in groups:
+        weights_of_group = projection_weights(model, group).values()
+        scaled += sum(math.prod(spec.shape) for spec in weights_of_group if spec.role is Role.CHANNELS)
+    scaled //= split
+    forward_passes, backward_passes = forward_passes + 3 * scaled, backward_passes + 4 * scaled
+    if model.qk_norm:
+        forward_passes, backward_passes = forward_passes + 4 * turned, backward_passes + 8 * turned
+    if model.bottleneck_activation is not Activation.LINEAR or (sharding.residual and parallelism.norm != "sync"):
+        latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)
+        crossings = 3 if model.lax is not None else 1  # sum and norm besides
+        forward_passes += 2 * crossings * latents
+        backward_passes += 3 * crossings * latents
+
+    forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
+    backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
+    of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
+    again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
+    # Where any block recomputes, each half has a backward pass of its own, and adds its products to the sums.
+    apart = parallelism.recompute_text not in ("none", "auto") or parallelism.context_parallel_size > 1
+    apart = apart or TRAITS[mode].again != "nothing"
+    parts = 2 if parallelism.split_micro_batch and apart else 1
+    sums = Work(moved_bytes=(element + 2 * PRECISE) * weights * parts)
+    gradients = sum((work.weight_gradients for _, work in works), sums)
+    return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
+
+
+def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: int) -> list[Product]:
+    """All products of a block's forward pass on one rank."""
+    sharding = chosen_sharding(model, parallelism)
+    products = []
+    for spec in block_weights(model, crossed=True).values():
+        shape, axis = list(spec.shape), sharding.axes.get(spec.role)
+        if axis is not None:
+            shape[axis] //= parallelism.tensor_parallel_size
+        if spec.role is Role.LATENT and len(shape) > 2:  # LaX's gate, whose rows are pieces of a latent
+            count, side, _ = shape
+            products.append(Product(spec.role, tokens * (model.rank or 0) // side, side, side, count, count, 1))
+        elif spec.role is Role.UP_PROJECTION:  # a latent for each projection
+            count, inner, outer = shape
+            starts = 1 if parallelism.group_projections else count
+            products.append(Product(spec.role, tokens, inner, outer, count, count, starts))
+        elif spec.role in MATRICES:
+            inner, outer, count = shape[0], shape[-1], shape[1] if len(shape) > 2 else 1
+            times = 1 if parallelism.group_projections else count
+            products.append(Product(spec.role, tokens, inner, outer, times, count, times))
+    return products
+
+
+def head_work(job: JobSpec) -> Passes:
+    """Return the work of the head and the loss."""
+    tokens, element = rank_tokens(job), BYTES[job.training.precision]
+    vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
+    hidden = job.model.hidden_size
+    logits = Product(Role.HEAD, tokens, hidden, vocabulary, 1, 1, 1).passes(element)
+    pass_over = Work(moved_bytes=2 * element * tokens * vocabulary)
+    weight = Work(moved_bytes=(element + 2 * PRECISE) * hidden * vocabulary)
+    again = logits.forward + pass_over
+    return Passes(again, again + logits.backward, logits.weight_gradients + weight)
+
+
+def embedding_work(job: JobSpec) -> Work:
+    """Return the work of the embedding: rows read and written both ways, and a gradient of the whole table."""
+    tokens, element, ranks = rank_tokens(job), BYTES[job.training.precision], job.parallelism.tensor_parallel_size
+    table = job.model.vocab_size * job.model.hidden_size // ranks
+    # The gradient is zeroed, read, and added to a sum in fp32.
+    return Work(moved_bytes=4 * element * tokens * job.model.hidden_size + (2 * element + 2 * PRECISE) * table)
+
 
 # Time of a collective: α + n/β over a ring, by the link; and over several levels of a network.
 #

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from boost_core.architecture import FlopRates, parameter_count
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks, on_first_rank
 from boost_core.config import JobSpec, Layout
@@ -48,7 +49,6 @@ from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
 from boost_core.plan.report import at, predicted_communication, step_parts, step_seconds
-from boost_core.plan.work import FlopRates, parameter_count
 from boost_core.terminal import print_lines
 from boost_core.train.checkpoint_manager import CheckpointManager, load_newest
 from boost_core.train.profiling import PeakMemory, collected_between_steps

@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from boost_core.architecture import cut
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.peer_memory import Fetch, SnapshotStore, load_from_memory
 from boost_core.checkpoint.resharding import load_chunks
 from boost_core.checkpoint.shards import Chunk, read_on_first_rank
 from boost_core.config import JobSpec
+from boost_core.config.job import rank_tokens
 from boost_core.data.corpus import Sequences
 from boost_core.kernels import fp8_product
 from boost_core.messages import Steer
@@ -35,7 +37,6 @@ from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, sp
 from boost_core.parallel.symmetric_memory import abort_all, connect
 from boost_core.plan.machine import attends_in_one, attends_on_device
 from boost_core.plan.snapshots import MemoryState, SnapshotKey
-from boost_core.plan.work import cut, rank_tokens
 from boost_core.train.batch import Partitioner
 from boost_core.train.step_graph import StepGraph, obstacle
 

@@ -15,8 +15,8 @@ from boost_core.config.job import too_long_a_prompt
 from boost_core.data.corpus import Sampler, Sequences, replica_share
 from boost_core.data.tokenizers import job_tokenizer
 from boost_core.messages import Sample
+from boost_core.optim.clipping import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
-from boost_core.optim.zero import clip_factor, global_norm
 from boost_core.parallel.communicator import Part
 from boost_core.train.batch import Batch, LocalTokens, most_documents
 from boost_core.train.state import TrainState

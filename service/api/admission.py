@@ -16,9 +16,10 @@ from boost_core.config.job import door_problems, uneven_layouts
 from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
 from boost_core.plan.machine import Basis, Fitted, Machine
-from boost_core.plan.report import CONDITIONS, Plan, RunConditions, nothing_fits, plan
+from boost_core.plan.report import Plan, nothing_fits, plan
 from boost_core.plan.resolve import ChosenLayouts
-from service.accounts.quotas import QueueNotFound
+from boost_core.plan.run_cost import CONDITIONS, RunConditions
+from service.accounts.tenants_and_queues import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound

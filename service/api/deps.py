@@ -11,13 +11,13 @@ from fastapi import Depends, Request
 
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore, Principal
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.api.auth import Reader
 from service.api.event_streams import Feeds
 from service.api.limits import CURVE_THREADS_PER_TENANT, RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
-from service.jobs.curves import CurveCache
 from service.jobs.datasets import DatasetStore
+from service.jobs.downsampled_curves import CurveCache
 from service.jobs.model import JobRecord
 from service.jobs.observations import Observations
 from service.jobs.outlook import Outlook

@@ -20,7 +20,7 @@ from sqlalchemy.exc import (
 from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
-from service.accounts.quotas import QueueInUse, QueueNotFound
+from service.accounts.tenants_and_queues import QueueInUse, QueueNotFound
 from service.api.middleware import ENDLESS
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import UNKNOWN_FAULT, fault_of

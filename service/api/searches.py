@@ -17,8 +17,8 @@ from boost_core.config.base import Config
 from boost_core.config.job import CheckpointConfig, FaultToleranceConfig, TrackersConfig
 from boost_core.config.training import DataConfig, SourceConfig
 from boost_core.plan.machine import Basis, Fitted
-from boost_core.plan.report import CONDITIONS, RunConditions
 from boost_core.plan.resolve import ChosenLayouts
+from boost_core.plan.run_cost import CONDITIONS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
 from service.api.errors import InvalidJob, RateLimited

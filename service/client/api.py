@@ -15,7 +15,8 @@ from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
 from boost_core.config import JobSpec
 from boost_core.messages import Drill, Profile, Scores
 from boost_core.plan.machine import MeasuredProfile
-from boost_core.plan.report import PresetList, RunConditions
+from boost_core.plan.report import PresetList
+from boost_core.plan.run_cost import RunConditions
 from boost_core.plan.search import PlanSearch
 from service.client.calls import (
     RETRY_SECONDS,

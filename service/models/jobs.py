@@ -17,8 +17,9 @@ from boost_core.config import JobSpec, Layout
 from boost_core.config.base import Config, Moment
 from boost_core.messages import Scores
 from boost_core.plan.machine import Fitted
-from boost_core.plan.report import CONDITIONS, Plan, RunConditions
+from boost_core.plan.report import Plan
 from boost_core.plan.resolve import ChosenLayouts
+from boost_core.plan.run_cost import CONDITIONS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport
 from service.models.access import Scope, TenantName
 from service.models.cluster import StoredProfile

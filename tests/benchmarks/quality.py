@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
+from boost_core.architecture import model_flops_per_token, parameter_count
 from boost_core.config import JobSpec
 from boost_core.messages import EvaluationReport, report_adapter
-from boost_core.plan.work import model_flops_per_token, parameter_count
 from tests.benchmarks.figures import FIGURES, draw_lines, write_table
 
 STEPS, WARMUP = 400, 40

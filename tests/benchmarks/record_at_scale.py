@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from sqlalchemy import insert, text
 
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.jobs.database import migrate
 from service.jobs.goodput import Goodput
 from service.jobs.model import JobFilter

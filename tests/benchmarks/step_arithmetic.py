@@ -32,9 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from boost_core.hardware import CUDNN_HEAD, LINK_EFFICIENCY, LINKS, Device, device_named
-from boost_core.plan.machine import BANDWIDTH_SHARE, TILE_DEPTH, Profile
+from boost_core.plan.machine import BANDWIDTH_SHARE, TILE_DEPTH, Profile, Work
 from boost_core.plan.throughput import collective_seconds, link_bytes
-from boost_core.plan.work import Work
 from tests.benchmarks.figures import FIGURES, table
 
 RANKS, LENGTH = 4, 4096
@@ -153,7 +152,7 @@ class Marking(TorchDispatchMode):
 
 
 def attention_flops(name: str, given: Sequence[torch.Tensor]) -> float:
-    """FLOPs of causal attention, ``[b, h, s, e]``, as ``plan.work`` counts them."""
+    """FLOPs of causal attention, ``[b, h, s, e]``, as ``plan.throughput`` counts them."""
     batch, heads, length, width = given[0].shape
     each = 10 if "backward" in name else 4
     return each * batch * heads * width * length * (length + 1) / 2

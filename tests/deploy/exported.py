@@ -7,7 +7,7 @@ import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.gang.worker.rank_metrics import StepCollector, TransportCollector, gauges
 from service.jobs.database import migrate
 from service.jobs.store import JobStore

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from boost_core.architecture import parameter_count
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout as Shape
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.optim import zero
 from boost_core.optim.build import COMPUTE_TYPES
-from boost_core.parallel.offload import HostCopy
-from boost_core.plan.memory import pipeline_rank_memory
-from boost_core.plan.work import Activations, parameter_count
+from boost_core.parallel.activation_offload import HostCopy
+from boost_core.plan.memory import Activations, pipeline_rank_memory
 from boost_core.train.state import StepInputs, TrainState
 from boost_core.train.step import training_step
 from tests.distributed.whole import Whole, whole_tensors

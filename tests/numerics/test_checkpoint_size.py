@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from boost_core.bench.rank import alone
-from boost_core.plan.report import checkpoint_bytes
+from boost_core.plan.run_cost import checkpoint_bytes
 from boost_core.train.state import TrainState
 from tests.jobs import tiny_job
 

@@ -28,7 +28,7 @@ from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.communicator import Communicator, Entry, StepClock
 from boost_core.plan.machine import Cluster, Level, Machine, machine_for
 from boost_core.plan.resolve import units
-from boost_core.plan.work import block_work
+from boost_core.plan.throughput import block_work
 from boost_core.train.batch import Batch, LocalTokens, Partitioner, document_lengths
 from boost_core.train.loop import evaluate, train
 from boost_core.train.state import Membership, Outcome, StepTimes, TrainState

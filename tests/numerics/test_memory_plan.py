@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.jit import KernelInterface
 
+from boost_core.architecture import block_modes, cut
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.parallelism import Layout, RecomputeMode, chunk_tokens
@@ -30,9 +31,10 @@ from boost_core.kernels import fp8_product
 from boost_core.kernels.launch import Implementation, always
 from boost_core.optim import zero
 from boost_core.optim.zero import host_zeros
-from boost_core.parallel import offload
-from boost_core.parallel.offload import host_bytes
+from boost_core.parallel import activation_offload
+from boost_core.parallel.activation_offload import host_bytes
 from boost_core.plan.memory import (
+    Activations,
     PipelineRank,
     largest_weight,
     moved_tokens,
@@ -43,7 +45,6 @@ from boost_core.plan.memory import (
     state_bytes,
 )
 from boost_core.plan.replay import in_hand
-from boost_core.plan.work import Activations, block_modes, cut
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
@@ -83,7 +84,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
             patch.object(zero, "host_zeros", zeros_apart),
-            patch.object(offload, "host_bytes", bytes_apart),
+            patch.object(activation_offload, "host_bytes", bytes_apart),
         ):
             yield
     finally:

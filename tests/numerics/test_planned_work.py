@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec
-from boost_core.plan.work import block_work, head_work
+from boost_core.plan.throughput import block_work, head_work
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.numerics.test_memory_plan import CPU, RandomTokens, job, one_rank

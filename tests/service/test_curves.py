@@ -13,7 +13,7 @@ import pytest
 from service.accounts.keys import KeyStore
 from service.api.limits import CURVE_THREADS_PER_TENANT
 from service.client import ApiError, Client
-from service.jobs.curves import MOST_BUCKETS, CurveCache
+from service.jobs.downsampled_curves import MOST_BUCKETS, CurveCache
 from service.jobs.model import JobRecord, Owner
 from service.jobs.store import JobStore
 from service.models.access import Scope
@@ -127,7 +127,7 @@ def test_a_long_course_is_read_in_parts_of_which_none_is_read_again(
     run, cache = Run(store), CurveCache(store.engine)
     run.steps(1, 25, s3=7.0, s21=9.0)
     whole = run.curve(CurveCache(store.engine))
-    monkeypatch.setattr("service.jobs.curves._MOST_READ", 10)
+    monkeypatch.setattr("service.jobs.downsampled_curves._MOST_READ", 10)
     read, more = list[int](), CurveCache._with_more
 
     def interrupted(self: CurveCache, buckets: Any, *job: Any) -> Any:

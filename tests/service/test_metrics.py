@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from boost_core.messages import Cause, Fault, FaultReport
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.jobs.model import NODES, Owner
 from service.jobs.outlook import Outlook
 from service.jobs.states import Reason

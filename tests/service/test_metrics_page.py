@@ -8,7 +8,7 @@ import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.api.app import create_app
 from service.gang.worker.rank_metrics import StepCollector, TransportCollector, gauges
 from service.jobs.outlook import Outlook

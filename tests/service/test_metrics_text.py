@@ -9,7 +9,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.jobs.store import JobStore
 from service.telemetry.exporter import MOST_JOBS, TenantCollector, exposition
 from tests.service.records import a_spec, start

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from boost_core.messages import CheckpointReport
-from boost_core.plan.report import RunConditions
+from boost_core.plan.run_cost import RunConditions
 from boost_core.plan.search import PlanSearch
 from service.client import ApiError, Client
 from service.jobs.store import JobStore

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import make_url, text, update
 
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.api.limits import ShortReads
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from boost_core.architecture import FlopRates, block_flops_per_token
 from boost_core.hardware import DEVICES, LINKS, device_named, memory_named, peak_flops_per_second
 from boost_core.kernels.launch import lacks_compiler
 from boost_core.plan.report import network_in_words
 from boost_core.plan.search import PlanSearch, search_report
-from boost_core.plan.work import FlopRates, block_flops_per_token
 from boost_core.terminal import rounded
 from tests.service.records import PROFILE, a_spec
 

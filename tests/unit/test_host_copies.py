@@ -16,7 +16,7 @@ from boost_core.checkpoint import saver
 from boost_core.checkpoint.saver import HostCopies
 from boost_core.checkpoint.shards import Chunk
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.parallel.offload import locked_like
+from boost_core.parallel.activation_offload import locked_like
 from boost_core.train import Membership, train
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus

@@ -6,8 +6,8 @@ from math import nan
 import pytest
 import torch
 
-from boost_core.parallel import offload
-from boost_core.parallel.offload import HostCopy, HostMemory
+from boost_core.parallel import activation_offload
+from boost_core.parallel.activation_offload import HostCopy, HostMemory
 from tests.unit.stand_in_gpu import Gpu, stand_in
 
 SEGMENTS, ON_THE_WAY, STEPS = 9, 4, 3
@@ -15,9 +15,9 @@ SEGMENTS, ON_THE_WAY, STEPS = 9, 4, 3
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    gpu, copy = stand_in(monkeypatch), offload._copy
+    gpu, copy = stand_in(monkeypatch), activation_offload._copy
     monkeypatch.setattr(HostCopy, "_copies_later", True)
-    monkeypatch.setattr(offload, "_copy", lambda *tensors: gpu.current.queue(lambda: copy(*tensors)))
+    monkeypatch.setattr(activation_offload, "_copy", lambda *tensors: gpu.current.queue(lambda: copy(*tensors)))
     return gpu
 
 

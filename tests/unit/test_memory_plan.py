@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boost_core.architecture import cut
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, RecomputeMode
 from boost_core.plan.machine import machine_for
 from boost_core.plan.memory import RankMemory, rank_memory, state_bytes
 from boost_core.plan.report import offload_seconds, step_parts
 from boost_core.plan.throughput import StepSeconds
-from boost_core.plan.work import cut
 
 
 def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boost_core.architecture import cut
 from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import StageModes
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.memory import lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.report import step_seconds
-from boost_core.plan.work import cut
 
 
 @cache

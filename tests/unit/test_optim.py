@@ -18,8 +18,9 @@ from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.clipping import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
-from boost_core.optim.zero import Gradients, ParamGroup, Staging, clip_factor, global_norm
+from boost_core.optim.zero import Gradients, ParamGroup, Staging
 from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.mesh import ProcessGroups

@@ -1,8 +1,8 @@
 import pytest
 
-from boost_core.architecture import block_exchanges, gate_matrices
+from boost_core.architecture import block_exchanges, gate_matrices, model_flops_per_token, parameter_count
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
-from boost_core.plan.work import embedding_work, model_flops_per_token, parameter_count
+from boost_core.plan.throughput import embedding_work
 
 BTP = ParallelismConfig()
 

@@ -12,16 +12,8 @@ from boost_core.config import JobSpec, load_job
 from boost_core.config.parallelism import Layout
 from boost_core.plan import report
 from boost_core.plan.machine import machine_of
-from boost_core.plan.report import (
-    GPU_MTBF_HOURS,
-    PUBLISHED,
-    PlannedGoodput,
-    PlannedRun,
-    RunConditions,
-    plan,
-    presets,
-    step_seconds,
-)
+from boost_core.plan.report import PUBLISHED, plan, presets, step_seconds
+from boost_core.plan.run_cost import GPU_MTBF_HOURS, PlannedGoodput, PlannedRun, RunConditions
 from boost_core.plan.search import PlanSearch, search_report
 from boost_core.terminal import duration_in_words
 from tests.unit.test_plan_report import job

@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
+from boost_core.architecture import block_matrix_parameters, exact_step_flops, model_flops_per_token
 from boost_core.config import JobSpec, RecomputeMode
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
@@ -16,7 +17,7 @@ from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, fastest, nothing_fits, plan, presets, step_seconds
-from boost_core.plan.work import block_matrix_parameters, block_work, exact_step_flops, model_flops_per_token
+from boost_core.plan.throughput import block_work
 from boost_core.train.loop import Comparison
 from boost_core.train.profiling import PeakMemory
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from boost_core.architecture import block_parameters
 from boost_core.bench import profile as bench
 from boost_core.bench.comm import faster_up_to, hidden_share
 from boost_core.bench.rank import RunShape
@@ -24,12 +25,12 @@ from boost_core.plan.machine import (
     MeasuredProfile,
     NetworkConfig,
     Profile,
+    Work,
     machine_for,
     machine_of,
 )
 from boost_core.plan.report import plan, step_parts
-from boost_core.plan.throughput import Step
-from boost_core.plan.work import Work, block_parameters, block_work
+from boost_core.plan.throughput import Step, block_work
 from service.cli.main import app
 from tests.jobs import tiny_job
 

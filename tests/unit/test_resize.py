@@ -9,8 +9,7 @@ from boost_core.hardware import DEVICES, LINKS, LOOPBACK
 from boost_core.plan.machine import machine_for
 from boost_core.plan.report import fastest, step_parts, step_seconds
 from boost_core.plan.resolve import best, fits, legal, own_slots, place, why_not
-from boost_core.plan.throughput import collective_seconds
-from boost_core.plan.work import pairs_of_token
+from boost_core.plan.throughput import collective_seconds, pairs_of_token
 from tests.jobs import tiny_job
 
 LAYOUTS = [[1, 1], [2, 1], [1, 2], [4, 1], [2, 2]]

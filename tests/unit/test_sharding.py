@@ -25,7 +25,7 @@ from boost_core.config import JobSpec, Layout, ModelConfig, ParallelismConfig, T
 from boost_core.config.job import layout_problems
 from boost_core.config.parallelism import cannot_send_latents, strategy_problems
 from boost_core.convert.published_config import model_type
-from boost_core.plan.work import Activations
+from boost_core.plan.memory import Activations
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 264,

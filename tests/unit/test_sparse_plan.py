@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from boost_core.architecture import FlopRates, hardware_flops_per_token, model_flops_per_token
 from boost_core.config import JobSpec
 from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.config.parallelism import RecomputeMode
 from boost_core.plan.memory import index_bytes
 from boost_core.plan.report import plan
-from boost_core.plan.work import FlopRates, block_work, hardware_flops_per_token, model_flops_per_token
+from boost_core.plan.throughput import block_work
 from boost_core.train.loop import RECENT_STEPS, RecallWatch
 from tests.jobs import tiny_job
 

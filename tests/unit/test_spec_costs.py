@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from boost_core.architecture import _cut
 from boost_core.config import JobSpec
 from boost_core.config import job as job_spec
 from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan import memory, report, resolve, work
-from boost_core.plan.memory import _largest_weight, _weights
+from boost_core.plan import memory, report, resolve, throughput
+from boost_core.plan.memory import _largest_weight, _weights, activations
 from boost_core.plan.replay import _of_two_stages
 from boost_core.plan.report import plan
-from boost_core.plan.work import _cut, activations
 from service.gang.status import NodeCapacity
 from service.scheduler import demand
 from service.scheduler.decisions import decide
@@ -34,7 +34,7 @@ CLUSTER = [
 ]
 CACHES = (
     job_spec.legal_layouts, job_spec.divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
-    memory._alike_with_lax, activations, work._block_work, demand._remembered,
+    memory._alike_with_lax, activations, throughput._block_work, demand._remembered,
     demand._known, report._resolved,
 )  # fmt: skip
 WAITING = job("a", 1)

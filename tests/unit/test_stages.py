@@ -1,7 +1,7 @@
 import pytest
 
+from boost_core.architecture import cut
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.plan.work import cut
 
 
 def sizes(stages: int, schedule: str = "1f1b", layers: list[int] | None = None, **model: object) -> list[int]:

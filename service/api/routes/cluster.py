@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from boost_core.config.job import AcceleratorType
 from boost_core.plan.machine import MeasuredProfile, ProfilePrecision
 from service.accounts.keys import Principal
-from service.accounts.quotas import QuotaStore
+from service.accounts.tenants_and_queues import QuotaStore
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep, context_of
 from service.api.errors import BODY_REFUSED, CONFLICT, GUARDED, NOT_FOUND, NotReady, problem_responses

@@ -34,7 +34,7 @@ from service.api.event_streams import BATCH
 from service.api.requests import CSV, IdempotentDep, StrictRoute, in_format
 from service.jobs import queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
-from service.jobs.curves import METRICS, VALIDATION
+from service.jobs.downsampled_curves import METRICS, VALIDATION
 from service.jobs.model import (
     MOST_CANCELLED,
     Cancellation,

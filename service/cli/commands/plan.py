@@ -11,9 +11,10 @@ from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
 from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
-from boost_core.plan.report import GPU_MTBF_HOURS, Plan, PlannedShape, RunConditions
+from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
+from boost_core.plan.run_cost import GPU_MTBF_HOURS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
 from boost_core.terminal import duration_in_words, rounded
 from service.cli.commands.local import run_trainer
