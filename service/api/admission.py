@@ -1,14 +1,14 @@
 """Checks of a job on submission that go beyond the legality of its spec."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
 
-from boost_core.checkpoint.folder import refuse_unfit_origin
+from boost_core.checkpoint.folder import CheckpointFolder, located, refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, refuse_misread, tokenizer_vocabulary
@@ -24,6 +24,7 @@ from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import JobRecord, Owner
 from service.jobs.outlook import NodeSize, size_of_a_node
+from service.jobs.queries import JobNotFound
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import Dataset, DatasetRequest, DatasetState
 from service.models.problems import FieldError
@@ -59,8 +60,9 @@ class Completed:
 
 
 async def admitted(
-    spec: JobSpec, context: Context, tenant: str, then: Callable[[Completed], T], original: JobSpec | None = None
-) -> T:
+    spec: JobSpec, context: Context, tenant: str, then: Callable[[Completed], T], original: JobSpec | None = None,
+    pins: bool = True,
+) -> T:  # fmt: skip
     """Complete a job, check that it could run (paths, memory, queue, data, checkpoint), and return what ``then`` makes.
 
     Completing a job may take seconds.
@@ -71,6 +73,7 @@ async def admitted(
         tenant: The job's tenant.
         then: Called with the completed job; may block, but not on stores.
         original: The job that it is a clone of, whose shards it keeps, whatever its datasets' names mean by now.
+        pins: Whether to pin the checkpoint that it starts from if the retention of another job could remove it.
 
     Raises:
         InvalidJob: The job could not run; names the fields at fault.
@@ -115,6 +118,8 @@ async def admitted(
         def refuse_checkpoint() -> None:
             with _refusals(field):
                 refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
+                if pins:
+                    _pin_origin(url, context, tenant)
 
         await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
     return await run_in_threadpool(then, job)
@@ -330,6 +335,20 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         raise InvalidJob(errors)
     with _refusals("data"):
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
+
+
+def _pin_origin(url: str, context: Context, tenant: str) -> None:
+    """Pin a single checkpoint that a job is to start from: its gang may start long after ``keep_last`` would remove it.
+
+    Only that of a job of the same tenant is pinned; the newest of a folder is never removed.
+    """
+    there, step = located(url)
+    with suppress(JobNotFound, PermissionError):
+        job = context.store.get(there.url.rpartition("/")[2])
+        folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(storage_options(job.spec, context, job.tenant)))
+        same = folder.url.removeprefix("file://") == there.url.removeprefix("file://")
+        if step is not None and same and job.tenant == tenant and job.spec.checkpoint.keep_last is not None:
+            folder.pin(step)
 
 
 def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions:

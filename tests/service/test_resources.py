@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.plan.machine import NOMINAL
 from boost_core.plan.resolve import choose_layouts
@@ -317,6 +318,24 @@ def test_what_another_job_starts_from_is_not_deleted(http: httpx.Client, store: 
     store.request_cancel(middle.id)
     assert [http.delete(f"{path}/{step}").status_code for step in (30, 20)] == [204, 204]
     assert not store.get(other.id).finished  # of another tenant, which keeps nobody else's checkpoints
+
+
+def test_retention_keeps_what_a_waiting_job_starts_from(http: httpx.Client, store: JobStore, tmp_path: Path) -> None:
+    jobs = {}
+    for tenant in ("default", "lab"):
+        spec = a_spec(checkpoint={"keep_last": 1})
+        jobs[tenant] = start(store, store.create(spec, f"file://{tmp_path}", Owner(tenant, "ci")).id)
+        write_checkpoints(jobs[tenant], 10, 20, 30)
+    body = {"training": GOOD["training"] | {"steps": 100}}
+    for job in jobs.values():
+        url = job.checkpoint_url.removeprefix("file://")
+        origin = body | {"checkpoint": {"continue_from": f"{url}/step-00000010"}}
+        assert http.post("/jobs/dry-run", json=GOOD | origin).status_code == 200
+        assert CheckpointFolder(url).pinned() == set()
+        submit(http, **origin)
+        submit(http, **body, checkpoint={"weights_from": url})  # the newest, which is kept anyway
+    removed = {tenant: CheckpointFolder(job.checkpoint_url).prune(1, None) for tenant, job in jobs.items()}
+    assert removed == {"default": [20], "lab": [10, 20]}  # of another tenant, which keeps nobody else's checkpoints
 
 
 def test_a_job_names_the_newest_of_its_checkpoints_that_is_left(

@@ -128,6 +128,7 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
             profile=job.profile,
             fitted=job.fitted,
         ),
+        pins=False,
     )
 
 
