@@ -212,6 +212,7 @@ class ComparedJob(BaseModel):
     id: str
     name: str
     state: str
+    message: str | None = Field(None, description="Why it FAILED or was CANCELLED.")
     final_loss: float | None = Field(description="Mean loss of the newest 20 steps, in nats per token.")
     best_validation_loss: float | None = Field(description="The lowest validation loss, in nats per token.")
     tokens_per_second: float | None = Field(
