@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Connection
 
 from boost_core.checkpoint.folder import CheckpointFolder, located, refuse_unfit_origin
 from boost_core.config import JobSpec
@@ -125,15 +126,28 @@ async def admitted(
     return await run_in_threadpool(then, job)
 
 
-def record_job(job: Completed, context: Context, owner: Owner, **more: Any) -> JobRecord:
+def record_job(
+    job: Completed, context: Context, owner: Owner,
+    alongside: Callable[[Connection], object] = lambda _connection: None, **more: Any,
+) -> JobRecord:  # fmt: skip
     """Store an admitted job, with what its predictions are based on.
 
     Args:
         job: The job.
         context: The service's parts.
         owner: Its owner.
+        alongside: As of ``JobStore.create``.
         **more: Further arguments of ``JobStore.create``.
+
+    Raises:
+        InvalidJob: Its queue has been deleted since it was admitted.
     """
+
+    def in_queue(connection: Connection) -> None:
+        with _known_queue(job.spec):
+            context.quotas.keep_queue(connection, job.spec.queue)
+        alongside(connection)
+
     return context.store.create(
         job.spec,
         context.settings.checkpoint_root,
@@ -144,6 +158,7 @@ def record_job(job: Completed, context: Context, owner: Owner, **more: Any) -> J
         fitted=job.fitted,
         node_gpus=job.nodes.gpus,
         node_memory_bytes=job.nodes.memory_bytes,
+        alongside=in_queue,
         **more,
     )
 
@@ -323,10 +338,8 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         raise InvalidJob(errors)
     if problem := nothing_fits(spec, job.basis.machine(spec)):
         raise InvalidJob([FieldError(field="elasticity" if spec.elasticity else "parallelism", message=problem)])
-    try:
+    with _known_queue(spec):
         context.quotas.refuse_unknown_queue(spec.queue)
-    except QueueNotFound as error:
-        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
     try:
         options = storage_options(spec, context, tenant)
     except SecretUnusable as error:
@@ -358,6 +371,14 @@ def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOpti
         SecretUnusable: The secret that the job names is missing or malformed.
     """
     return context.settings.access(tenant, spec.credentials).storage_options()
+
+
+@contextmanager
+def _known_queue(spec: JobSpec) -> Iterator[None]:
+    try:
+        yield
+    except QueueNotFound as error:
+        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
 
 
 @contextmanager

@@ -468,14 +468,20 @@ class JobStore:
         """
         return self._write(job_id, lambda record, _: writes.resumed(record))
 
-    def retry(self, job_id: str) -> JobRecord:
+    def retry(
+        self, job_id: str, alongside: Callable[[Connection], object] = lambda _connection: None
+    ) -> JobRecord:  # fmt: skip
         """Put a job that has FAILED or was CANCELLED back in the queue.
+
+        Args:
+            job_id: The job.
+            alongside: Called within the transaction once the job is in the queue.
 
         Raises:
             JobNotFound: There is no such job.
             WrongState: The job is in another state.
         """
-        return self._write(job_id, lambda record, _: writes.retried(record))
+        return self._write(job_id, lambda record, _: writes.retried(record), alongside)
 
     def number(self, job_id: str) -> JobRecord:
         """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it.
@@ -784,7 +790,10 @@ class JobStore:
 
         return retried_once(partial(self._write, job_id, plan))
 
-    def _write(self, job_id: str, plan: Callable[[JobRecord, Session], Write | None]) -> JobRecord:
+    def _write(
+        self, job_id: str, plan: Callable[[JobRecord, Session], Write | None],
+        alongside: Callable[[Connection], object] = lambda _connection: None,
+    ) -> JobRecord:  # fmt: skip
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):
             with Session(self.engine) as session, session.begin():
@@ -801,6 +810,7 @@ class JobStore:
                         continue
                     session.add_all(write.rows)
                     observations.add(session.connection(), write.observed)
+                    alongside(session.connection())
                     record = queries.load(session, job_id)
                     notify(session.connection(), {job_id: record.version})
             self.notifications.publish({job_id: record.version})

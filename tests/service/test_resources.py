@@ -1,17 +1,20 @@
 """What the API has besides jobs' plain life: copies, retries, requests that come twice, checkpoints, queues, nodes."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.plan.machine import NOMINAL
 from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import PlanSearch, search_report
+from service.accounts.quotas import QueueInUse
 from service.api.errors import RateLimited
 from service.api.routes.cluster import NODES
 from service.api.routes.jobs import merged
@@ -21,6 +24,7 @@ from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.models.datasets import DatasetRequest
+from service.models.jobs import QueueSettings
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi
 from tests.service.records import (
@@ -395,6 +399,35 @@ def test_a_defect_of_the_service_is_not_taken_for_the_stores(
 
     monkeypatch.setattr("service.models.jobs.Checkpoint.of", defect)
     assert code(http.get(f"/jobs/{saved.id}/checkpoints{path}")) == (500, "internal-error")
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_no_job_gets_into_a_queue_that_is_being_deleted(api: RunningApi, store: JobStore) -> None:
+    http, quotas = httpx.Client(base_url=f"{api.url}/v1"), api.app.state.context.quotas
+    quotas.put_queue("night", QueueSettings())
+    cancelled = submit(http, queue="night")["id"]
+    store.request_cancel(cancelled)
+    with ThreadPoolExecutor() as pool:
+
+        def meanwhile(connection: Connection) -> None:
+            quotas.keep_queue(connection, "night")
+            deletions.append(pool.submit(quotas.delete_queue, "night"))
+            wait(deletions, 0.5)
+
+        deletions: list[Future[None]] = []
+        last = store.create(a_spec(queue="night"), "file:///c", alongside=meanwhile)
+        with pytest.raises(QueueInUse, match=last.id):
+            deletions[0].result()
+    store.request_cancel(last.id)
+
+    with pytest.MonkeyPatch.context() as patches:  # the queue is deleted once the jobs have been checked
+        for name in ("create", "retry"):
+            done = getattr(JobStore, name)
+            patches.setattr(JobStore, name, lambda *a, done=done, **k: (quotas.delete_queue("night"), done(*a, **k))[1])
+        assert code(http.post("/jobs", json=GOOD | {"queue": "night"})) == (422, "invalid-job")
+        quotas.put_queue("night", QueueSettings())
+        assert code(http.post(f"/jobs/{cancelled}/retry")) == (404, "queue-not-found")
+    assert not store.active()
 
 
 def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
