@@ -25,6 +25,7 @@ from tests.service.records import (
     a_shape,
     a_spare,
     a_spec,
+    a_start,
     a_step,
     an_interruption,
     finish,
@@ -153,6 +154,16 @@ def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
     assert first.split()[:6] == [jobs[0].id, "first", "default", "SUCCEEDED", "10/10", "4.0000"]
     listed = json.loads(boost("ls", "--json").stdout)
     assert [job["id"] for job in listed["jobs"]] == [jobs[1].id, jobs[0].id]
+
+
+def test_before_its_first_step_a_job_is_at_the_step_that_it_continues_from(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(a_shape(), a_start(6)))
+    assert boost("ls").stdout.splitlines()[1].split()[4] == "6/10"
+    store.append_reports(job.id, 1, [*numbered(a_shape(), a_start(6), a_step(7))])
+    assert boost("ls").stdout.splitlines()[1].split()[4] == "7/10"
+    assert store.get(job.id).goodput.recomputed == 0
 
 
 def test_show(boost, store: JobStore) -> None:
