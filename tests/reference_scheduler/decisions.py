@@ -141,7 +141,9 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
             cluster.admit(job)
             # Only gangs that use the quota make room in it.
             resource = account.resource
-            victims = {other.id: other for other in cluster.lower(job, waiting=True) if account in quotas.accounts(other)}
+            victims = {
+                other.id: other for other in cluster.lower(job, waiting=True) if account in quotas.accounts(other)
+            }
             lacking = demand.amounts(least)[resource] - quotas.left(account)
             coming = 0.0  # once all gangs have followed their orders
             for other in cluster.leaving():
