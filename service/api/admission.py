@@ -28,6 +28,7 @@ from service.jobs.outlook import NodeSize, size_of_a_node
 from service.jobs.queries import JobNotFound
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import Dataset, DatasetRequest, DatasetState
+from service.models.jobs import unused_replicas
 from service.models.problems import FieldError
 from service.security.access import named_places, refused_places
 from service.security.redaction import redact
@@ -198,7 +199,7 @@ def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: 
     shares = [(job.data.dataset, 1.0), *((each.dataset, each.weight) for each in job.data.mixture)]
     known = context.datasets.some({name for name, _ in shares if name is not None}, tenant)
     whole = sum(weight for _, weight in job.data.sources)
-    notes = list(made.notes)
+    notes = [*made.notes, *filter(None, [unused_replicas(job)])]
     for name, weight in shares:
         counts = known[name].counts if name in known else None
         if counts and (tokens := counts["tokens"] - counts.get("validation_tokens", 0)):

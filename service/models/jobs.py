@@ -105,6 +105,17 @@ class PlanRequest(JobSpec):
     conditions: RunConditions = Field(CONDITIONS, description="Prices, failures and the checkpoints' store.")
 
 
+def unused_replicas(spec: JobSpec) -> str | None:
+    """Say that a job never has as many replicas as its elasticity allows, if that is so."""
+    sizes = spec.elasticity and spec.elasticity.data_parallel_size
+    if not sizes or (most := max(layout.dp for layout in spec.layouts())) == sizes.max:
+        return None
+    return (
+        f"elasticity.data_parallel_size allows {sizes.max} replicas, but the job never has more than {most}: their "
+        "number has to divide the batch's micro-batches"
+    )
+
+
 class PlanAnswer(Plan):
     """A job's plan, and the best ways to train it if requested."""
 

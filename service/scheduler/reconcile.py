@@ -399,7 +399,7 @@ class Reconciler:
                         self._gangs.end(job.id, job.attempt)
                     self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
                 elif job.has_gang:
-                    if job.commands:
+                    if job.commands:  # sent at most once: a drill that a dying service has lost can be requested again
                         for command in self._store.take_commands(job.id):
                             self._gangs.ask(job.id, job.attempt, command)
                     orders, stored_up_to = self._memory.orders(job), self._memory.entries[job.id].stored

@@ -100,6 +100,14 @@ def test_a_dry_run_records_nothing(http: httpx.Client) -> None:
     ]
 
 
+def test_replicas_that_a_job_never_has_are_told_before_it_is_submitted(http: httpx.Client) -> None:
+    for most, told in ((2, 0), (3, 1)):
+        elastic = GOOD | {"elasticity": {"data_parallel_size": {"min": 1, "max": most}}}
+        elastic["training"] = GOOD["training"] | {"global_batch_size": 16, "micro_batch_size": 2}
+        notes = http.post("/jobs/dry-run", json=elastic).json()["plan"]["notes"]
+        assert sum("allows 3 replicas, but the job never has more than 2" in note for note in notes) == told
+
+
 def test_a_job_changes_only_as_it_was_looked_at(http: httpx.Client) -> None:
     job = submit(http)
     path = f"/jobs/{job['id']}"
