@@ -128,8 +128,8 @@ async def admitted(
 
 
 def record_job(
-    job: Completed, context: Context, owner: Owner,
-    alongside: Callable[[Connection], object] = lambda _connection: None, **more: Any,
+    job: Completed, context: Context, owner: Owner, alongside: Callable[[Connection], object] = lambda _: None,
+    **more: Any,
 ) -> JobRecord:  # fmt: skip
     """Store an admitted job, with what its predictions are based on.
 

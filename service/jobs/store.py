@@ -155,13 +155,9 @@ class JobStore:
     """
 
     def __init__(
-        self,
-        database: str | Engine,
-        lease: Lease | None = None,
-        notifications: Notifications | None = None,
-        known: JobCache | None = None,
-        seconds: float = WAIT_SECONDS,
-    ) -> None:
+        self, database: str | Engine, lease: Lease | None = None, notifications: Notifications | None = None,
+        known: JobCache | None = None, seconds: float = WAIT_SECONDS,
+    ) -> None:  # fmt: skip
         self.engine = open_engine(database, seconds) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
@@ -184,23 +180,12 @@ class JobStore:
         return type(self)(engine, known=self._known) if engine else None
 
     def create(
-        self,
-        spec: JobSpec,
-        checkpoint_root: str,
-        owner: Owner = _ANYBODY,
-        *,
-        cloned_from: str | None = None,
-        request: Request | None = None,
-        traceparent: str | None = None,
-        trackers: Collection[str] = (),
-        chosen: ChosenLayouts | None = None,
-        profile: StoredProfile | None = None,
-        fitted: Fitted | None = None,
-        node_gpus: int | None = None,
-        alongside: Callable[[Connection], object] = lambda _connection: None,
-        node_memory_bytes: int | None = None,
-        trial: tuple[str, int] | None = None,
-    ) -> JobRecord:
+        self, spec: JobSpec, checkpoint_root: str, owner: Owner = _ANYBODY, *, cloned_from: str | None = None,
+        request: Request | None = None, traceparent: str | None = None, trackers: Collection[str] = (),
+        chosen: ChosenLayouts | None = None, profile: StoredProfile | None = None, fitted: Fitted | None = None,
+        node_gpus: int | None = None, alongside: Callable[[Connection], object] = lambda _: None,
+        node_memory_bytes: int | None = None, trial: tuple[str, int] | None = None,
+    ) -> JobRecord:  # fmt: skip
         """Store a new QUEUED job; repeating the same request returns the same job.
 
         Args:
@@ -468,9 +453,7 @@ class JobStore:
         """
         return self._write(job_id, lambda record, _: writes.resumed(record))
 
-    def retry(
-        self, job_id: str, alongside: Callable[[Connection], object] = lambda _connection: None
-    ) -> JobRecord:  # fmt: skip
+    def retry(self, job_id: str, alongside: Callable[[Connection], object] = lambda _: None) -> JobRecord:
         """Put a job that has FAILED or was CANCELLED back in the queue.
 
         Args:
@@ -792,7 +775,7 @@ class JobStore:
 
     def _write(
         self, job_id: str, plan: Callable[[JobRecord, Session], Write | None],
-        alongside: Callable[[Connection], object] = lambda _connection: None,
+        alongside: Callable[[Connection], object] = lambda _: None,
     ) -> JobRecord:  # fmt: skip
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):

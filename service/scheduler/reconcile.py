@@ -114,14 +114,9 @@ class GangMemory:
     held: dict[str, float] = field(default_factory=dict, init=False)
 
     def start(
-        self,
-        job: JobRecord,
-        attempt: int,
-        target: Layout,
-        limit: float | None = None,
-        near: Labels = (),
+        self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = (),
         stored: int = 0,
-    ) -> Orders:
+    ) -> Orders:  # fmt: skip
         """Note that a gang is about to start, or was started before the service, and return its orders.
 
         Args:
@@ -246,17 +241,11 @@ class Reconciler:
     """
 
     def __init__(
-        self,
-        store: JobStore,
-        gangs: Gangs,
-        policy: ResizePolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        limits: Callable[[], Limits] = Limits,
-        tracing: "Tracing | None" = None,
-        autoscales: bool = False,
-        topology: Sequence[str] = (),
+        self, store: JobStore, gangs: Gangs, policy: ResizePolicy | None = None,
+        clock: Callable[[], float] = time.monotonic, limits: Callable[[], Limits] = Limits,
+        tracing: "Tracing | None" = None, autoscales: bool = False, topology: Sequence[str] = (),
         silent_seconds: float = 60.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._topology, self._silent_seconds = topology, silent_seconds
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
