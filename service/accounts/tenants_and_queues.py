@@ -17,7 +17,7 @@ from service.models.cluster import DEFAULT_QUEUE, Queue
 from service.models.jobs import QueueSettings, TenantSettings
 
 _QUEUES = select(QueueRow.__table__).order_by(QueueRow.name)
-_QUEUE = select(QueueRow.name).where(QueueRow.name == bindparam("name"))
+_QUEUE = select(QueueRow.name).where(QueueRow.name == bindparam("name")).with_for_update(read=True, key_share=True)
 
 Limit = dict[str, float]  # by Ray's names of resources; a missing one is not limited
 
@@ -60,12 +60,20 @@ class QuotaStore:
         Raises:
             QueueNotFound: It does not exist.
         """
-        if name == DEFAULT_QUEUE:
-            return  # it cannot be deleted
         with self.store.engine.connect() as connection:
-            if connection.scalar(_QUEUE, {"name": name}) is None:
-                with Session(connection) as session:
-                    raise _queue_not_found(session, name)
+            self.keep_queue(connection, name)
+
+    def keep_queue(self, connection: Connection, name: str) -> None:
+        """Keep a queue from being deleted before the end of the transaction that has put a job in it.
+
+        SQLite has a single writer, which that transaction is already; PostgreSQL locks the queue's row.
+
+        Raises:
+            QueueNotFound: It does not exist.
+        """
+        if name != DEFAULT_QUEUE and connection.scalar(_QUEUE, {"name": name}) is None:  # that cannot be deleted
+            with Session(connection) as session:
+                raise _queue_not_found(session, name)
 
     def queues(self) -> list[Queue]:
         """Return all queues by name, with what their jobs hold."""
@@ -117,10 +125,11 @@ class QuotaStore:
                 raise _queue_not_found(session, name)
             if name == DEFAULT_QUEUE:
                 raise QueueInUse(f"the queue {name!r} is the default for jobs that name no other; it cannot be deleted")
+            session.delete(row)
+            session.flush()  # from here on no other transaction can put a job in it
             jobs = [job.id for job in self.store.active() if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {counted(len(jobs), 'active job')}, such as {jobs[0]}")
-            session.delete(row)
 
     def tenants(self) -> list[Tenant]:
         """Return all tenants that have jobs or limits, by name, with what their jobs hold."""

@@ -1,14 +1,15 @@
 """Checks of a job on submission that go beyond the legality of its spec."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Connection
 
-from boost_core.checkpoint.folder import refuse_unfit_origin
+from boost_core.checkpoint.folder import CheckpointFolder, located, refuse_unfit_origin
 from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, refuse_misread, tokenizer_vocabulary
@@ -25,8 +26,10 @@ from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import JobRecord, Owner
 from service.jobs.outlook import NodeSize, size_of_a_node
+from service.jobs.queries import JobNotFound
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import Dataset, DatasetRequest, DatasetState
+from service.models.jobs import unused_replicas
 from service.models.problems import FieldError
 from service.security.access import named_places, refused_places
 from service.security.redaction import redact
@@ -60,8 +63,9 @@ class Completed:
 
 
 async def admitted(
-    spec: JobSpec, context: Context, tenant: str, then: Callable[[Completed], T], original: JobSpec | None = None
-) -> T:
+    spec: JobSpec, context: Context, tenant: str, then: Callable[[Completed], T], original: JobSpec | None = None,
+    pins: bool = True,
+) -> T:  # fmt: skip
     """Complete a job, check that it could run (paths, memory, queue, data, checkpoint), and return what ``then`` makes.
 
     Completing a job may take seconds.
@@ -72,6 +76,7 @@ async def admitted(
         tenant: The job's tenant.
         then: Called with the completed job; may block, but not on stores.
         original: The job that it is a clone of, whose shards it keeps, whatever its datasets' names mean by now.
+        pins: Whether to pin the checkpoint that it starts from if the retention of another job could remove it.
 
     Raises:
         InvalidJob: The job could not run; names the fields at fault.
@@ -116,20 +121,35 @@ async def admitted(
         def refuse_checkpoint() -> None:
             with _refusals(field):
                 refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
+                if pins:
+                    _pin_origin(url, context, tenant)
 
         await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
     return await run_in_threadpool(then, job)
 
 
-def record_job(job: Completed, context: Context, owner: Owner, **more: Any) -> JobRecord:
+def record_job(
+    job: Completed, context: Context, owner: Owner, alongside: Callable[[Connection], object] = lambda _: None,
+    **more: Any,
+) -> JobRecord:  # fmt: skip
     """Store an admitted job, with what its predictions are based on.
 
     Args:
         job: The job.
         context: The service's parts.
         owner: Its owner.
+        alongside: As of ``JobStore.create``.
         **more: Further arguments of ``JobStore.create``.
+
+    Raises:
+        InvalidJob: Its queue has been deleted since it was admitted.
     """
+
+    def in_queue(connection: Connection) -> None:
+        with _known_queue(job.spec):
+            context.quotas.keep_queue(connection, job.spec.queue)
+        alongside(connection)
+
     return context.store.create(
         job.spec,
         context.settings.checkpoint_root,
@@ -140,6 +160,7 @@ def record_job(job: Completed, context: Context, owner: Owner, **more: Any) -> J
         fitted=job.fitted,
         node_gpus=job.nodes.gpus,
         node_memory_bytes=job.nodes.memory_bytes,
+        alongside=in_queue,
         **more,
     )
 
@@ -179,7 +200,7 @@ def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: 
     shares = [(job.data.dataset, 1.0), *((each.dataset, each.weight) for each in job.data.mixture)]
     known = context.datasets.some({name for name, _ in shares if name is not None}, tenant)
     whole = sum(weight for _, weight in job.data.sources)
-    notes = list(made.notes)
+    notes = [*made.notes, *filter(None, [unused_replicas(job)])]
     for name, weight in shares:
         counts = known[name].counts if name in known else None
         if counts and (tokens := counts["tokens"] - counts.get("validation_tokens", 0)):
@@ -319,10 +340,8 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         raise InvalidJob(errors)
     if problem := nothing_fits(spec, job.basis.machine(spec)):
         raise InvalidJob([FieldError(field="elasticity" if spec.elasticity else "parallelism", message=problem)])
-    try:
+    with _known_queue(spec):
         context.quotas.refuse_unknown_queue(spec.queue)
-    except QueueNotFound as error:
-        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
     try:
         options = storage_options(spec, context, tenant)
     except SecretUnusable as error:
@@ -333,6 +352,20 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
 
 
+def _pin_origin(url: str, context: Context, tenant: str) -> None:
+    """Pin a single checkpoint that a job is to start from: its gang may start long after ``keep_last`` would remove it.
+
+    Only that of a job of the same tenant is pinned; the newest of a folder is never removed.
+    """
+    there, step = located(url)
+    with suppress(JobNotFound, PermissionError):
+        job = context.store.get(there.url.rpartition("/")[2])
+        folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(storage_options(job.spec, context, job.tenant)))
+        same = folder.url.removeprefix("file://") == there.url.removeprefix("file://")
+        if step is not None and same and job.tenant == tenant and job.spec.checkpoint.keep_last is not None:
+            folder.pin(step)
+
+
 def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions:
     """Options for reaching a job's files: its credentials, and the folders that its tenant may use.
 
@@ -340,6 +373,14 @@ def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOpti
         SecretUnusable: The secret that the job names is missing or malformed.
     """
     return context.settings.access(tenant, spec.credentials).storage_options()
+
+
+@contextmanager
+def _known_queue(spec: JobSpec) -> Iterator[None]:
+    try:
+        yield
+    except QueueNotFound as error:
+        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
 
 
 @contextmanager

@@ -154,7 +154,7 @@ def value_in_words(score: Score) -> str:
 
 def step(job: JobRecord) -> str:
     """Return the steps done and the total."""
-    return f"{job.progress.step if job.progress else 0}/{job.spec.training.steps}"
+    return f"{job.progress.step if job.progress else job.goodput.highest_step}/{job.spec.training.steps}"
 
 
 def loss(job: JobRecord) -> str:

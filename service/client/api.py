@@ -138,19 +138,10 @@ class Api:
 
     @operation
     def list(
-        self,
-        states: Collection[JobState | str] = (),
-        limit: int = 100,
-        cursor: str | None = None,
-        *,
-        queue: str | None = None,
-        name: str | None = None,
-        tenant: str | None = None,
-        submitted_by: str | None = None,
-        group: str | None = None,
-        tags: Collection[str] = (),
-        search: str | None = None,
-    ) -> Call[JobPage]:
+        self, states: Collection[JobState | str] = (), limit: int = 100, cursor: str | None = None, *,
+        queue: str | None = None, name: str | None = None, tenant: str | None = None, submitted_by: str | None = None,
+        group: str | None = None, tags: Collection[str] = (), search: str | None = None,
+    ) -> Call[JobPage]:  # fmt: skip
         """Return one page of jobs, newest first.
 
         Args:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from boost_core.config import JobSpec
 from service.jobs.model import JobRecord
+from service.jobs.states import JobState
 from service.models.jobs import ComparedJob, Comparison, DifferingField, Result
 
 if TYPE_CHECKING:  # the command line compares specs without the database
@@ -43,6 +44,7 @@ def compared(
             id=job.id,
             name=job.name,
             state=job.state,
+            message=job.message if job.state in (JobState.FAILED, JobState.CANCELLED) else None,
             final_loss=course.loss if course and math.isfinite(course.loss) else None,
             best_validation_loss=losses.get(job.id),
             tokens_per_second=tokens / trained if tokens is not None and trained else None,

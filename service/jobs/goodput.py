@@ -20,6 +20,7 @@ from boost_core.messages import (
     RestartReport,
     SampleReport,
     ShapeReport,
+    StartReport,
     StepReport,
 )
 from service.jobs.states import Reason
@@ -79,7 +80,7 @@ class Goodput(BaseModel):
     )
     booked_until: datetime = Field(description="End of the booked time.")
     phase: Phase = Phase.WAITING
-    highest_step: int = Field(0, description="Highest step reached.")
+    highest_step: int = Field(0, description="Highest step reached, that of the checkpoint it began from included.")
     first_step: FirstStep | None = Field(None, description="The newest step, if it is the first after a start.")
     cut_short: float = Field(0.0, description="Seconds of recomputed right before the newest interruption.")
 
@@ -181,6 +182,8 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
                 excess = took - _clamped(computing, took)
                 goodput = goodput.model_copy(update=goodput.plus({earlier.kind: -excess, TimeKind.COMPILE: excess}))
             return _booked(goodput, time, _split(length, standing, kind), **state, first_step=None)
+        case StartReport():  # from another job's checkpoint, perhaps
+            return goodput.model_copy(update={"highest_step": max(goodput.highest_step, what.step)})
         case InterruptionReport() if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
             return goodput
         case InterruptionReport():

@@ -155,13 +155,9 @@ class JobStore:
     """
 
     def __init__(
-        self,
-        database: str | Engine,
-        lease: Lease | None = None,
-        notifications: Notifications | None = None,
-        known: JobCache | None = None,
-        seconds: float = WAIT_SECONDS,
-    ) -> None:
+        self, database: str | Engine, lease: Lease | None = None, notifications: Notifications | None = None,
+        known: JobCache | None = None, seconds: float = WAIT_SECONDS,
+    ) -> None:  # fmt: skip
         self.engine = open_engine(database, seconds) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
@@ -184,23 +180,12 @@ class JobStore:
         return type(self)(engine, known=self._known) if engine else None
 
     def create(
-        self,
-        spec: JobSpec,
-        checkpoint_root: str,
-        owner: Owner = _ANYBODY,
-        *,
-        cloned_from: str | None = None,
-        request: Request | None = None,
-        traceparent: str | None = None,
-        trackers: Collection[str] = (),
-        chosen: ChosenLayouts | None = None,
-        profile: StoredProfile | None = None,
-        fitted: Fitted | None = None,
-        node_gpus: int | None = None,
-        alongside: Callable[[Connection], object] = lambda _connection: None,
-        node_memory_bytes: int | None = None,
-        trial: tuple[str, int] | None = None,
-    ) -> JobRecord:
+        self, spec: JobSpec, checkpoint_root: str, owner: Owner = _ANYBODY, *, cloned_from: str | None = None,
+        request: Request | None = None, traceparent: str | None = None, trackers: Collection[str] = (),
+        chosen: ChosenLayouts | None = None, profile: StoredProfile | None = None, fitted: Fitted | None = None,
+        node_gpus: int | None = None, alongside: Callable[[Connection], object] = lambda _: None,
+        node_memory_bytes: int | None = None, trial: tuple[str, int] | None = None,
+    ) -> JobRecord:  # fmt: skip
         """Store a new QUEUED job; repeating the same request returns the same job.
 
         Args:
@@ -468,14 +453,18 @@ class JobStore:
         """
         return self._write(job_id, lambda record, _: writes.resumed(record))
 
-    def retry(self, job_id: str) -> JobRecord:
+    def retry(self, job_id: str, alongside: Callable[[Connection], object] = lambda _: None) -> JobRecord:
         """Put a job that has FAILED or was CANCELLED back in the queue.
+
+        Args:
+            job_id: The job.
+            alongside: Called within the transaction once the job is in the queue.
 
         Raises:
             JobNotFound: There is no such job.
             WrongState: The job is in another state.
         """
-        return self._write(job_id, lambda record, _: writes.retried(record))
+        return self._write(job_id, lambda record, _: writes.retried(record), alongside)
 
     def number(self, job_id: str) -> JobRecord:
         """Give a job its number in the queue if a replica of a release before, which knows none, has submitted it.
@@ -784,7 +773,10 @@ class JobStore:
 
         return retried_once(partial(self._write, job_id, plan))
 
-    def _write(self, job_id: str, plan: Callable[[JobRecord, Session], Write | None]) -> JobRecord:
+    def _write(
+        self, job_id: str, plan: Callable[[JobRecord, Session], Write | None],
+        alongside: Callable[[Connection], object] = lambda _: None,
+    ) -> JobRecord:  # fmt: skip
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):
             with Session(self.engine) as session, session.begin():
@@ -801,6 +793,7 @@ class JobStore:
                         continue
                     session.add_all(write.rows)
                     observations.add(session.connection(), write.observed)
+                    alongside(session.connection())
                     record = queries.load(session, job_id)
                     notify(session.connection(), {job_id: record.version})
             self.notifications.publish({job_id: record.version})

@@ -106,6 +106,17 @@ class PlanRequest(JobSpec):
     conditions: RunConditions = Field(CONDITIONS, description="Prices, failures and the checkpoints' store.")
 
 
+def unused_replicas(spec: JobSpec) -> str | None:
+    """Say that a job never has as many replicas as its elasticity allows, if that is so."""
+    sizes = spec.elasticity and spec.elasticity.data_parallel_size
+    if not sizes or (most := max(layout.dp for layout in spec.layouts())) == sizes.max:
+        return None
+    return (
+        f"elasticity.data_parallel_size allows {sizes.max} replicas, but the job never has more than {most}: their "
+        "number has to divide the batch's micro-batches"
+    )
+
+
 class PlanAnswer(Plan):
     """A job's plan, and the best ways to train it if requested."""
 
@@ -213,6 +224,7 @@ class ComparedJob(BaseModel):
     id: str
     name: str
     state: str
+    message: str | None = Field(None, description="Why it FAILED or was CANCELLED.")
     final_loss: float | None = Field(description="Mean loss of the newest 20 steps, in nats per token.")
     best_validation_loss: float | None = Field(description="The lowest validation loss, in nats per token.")
     tokens_per_second: float | None = Field(

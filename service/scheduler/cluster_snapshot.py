@@ -690,11 +690,19 @@ class ClusterSnapshot:
         changing = [job for job in self.queue if job.id in self.changing]
         return [job for job in changing if self.gangs[job.id].remaining < self.gangs[job.id].allocated]
 
-    def lower(self, job: JobRecord) -> list[JobRecord]:
-        """The jobs that a job may preempt: lowest priority first, then newest first."""
+    def lower(self, job: JobRecord, waiting: bool = False) -> list[JobRecord]:
+        """The jobs that a job may preempt: lowest priority first, then newest first.
+
+        Args:
+            job: The job.
+            waiting: Whether also those whose gangs wait for workers: these hold no nodes, but count towards quotas.
+        """
         priority = job.spec.priority
         return [
             other
             for other in takewhile(lambda other: other.spec.priority < priority, reversed(self.queue))
-            if other.state is JobState.RUNNING and (gang := self.gangs.get(other.id)) and gang.layout and gang.target
+            if other.state is JobState.RUNNING
+            and (gang := self.gangs.get(other.id))
+            and (gang.layout or (waiting and gang.waiting))
+            and gang.target
         ]

@@ -236,7 +236,7 @@ def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer 
         cluster.admit(job)
         # Only gangs that use the quota make room in it.
         resource = account.resource
-        victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
+        victims = {other.id: other for other in cluster.lower(job, waiting=True) if account in quotas.accounts(other)}
         lacking = demand.amounts(least)[resource] - quotas.left(account)
         coming = 0.0  # once all gangs have followed their orders
         for other in cluster.leaving():
@@ -348,8 +348,6 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
     def covered() -> bool:
         return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
 
-    for job_id, target in present.items():
-        free(job_id, cluster.gangs[job_id].remaining - (target.world_size if target else 0))
     for job_id, layouts in smaller.items():
         if layouts and not covered():
             order(job_id, layouts[-1])

@@ -63,13 +63,9 @@ class Demand:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        limit: float | None = None,
-        needed: Mapping[Layout, int] = _NOTHING,
-        basis: Basis = NOMINAL,
-        beyond: frozenset[Layout] | None = None,
-    ) -> None:
+        self, spec: JobSpec, limit: float | None = None, needed: Mapping[Layout, int] = _NOTHING,
+        basis: Basis = NOMINAL, beyond: frozenset[Layout] | None = None,
+    ) -> None:  # fmt: skip
         self._spec, self._basis = spec, basis
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)

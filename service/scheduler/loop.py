@@ -56,15 +56,10 @@ class ReconcileLoop:
     """
 
     def __init__(
-        self,
-        gangs: Gangs,
-        store: JobStore,
-        leases: Leases,
-        reconciler: Callable[[JobStore], Reconciler],
-        interval_seconds: float,
-        metrics: SchedulerMetrics | None = None,
+        self, gangs: Gangs, store: JobStore, leases: Leases, reconciler: Callable[[JobStore], Reconciler],
+        interval_seconds: float, metrics: SchedulerMetrics | None = None,
         datasets: Callable[[JobStore, Lease], DatasetReconciler] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._gangs, self._store, self._leases = gangs, store, leases
         self._make_reconciler, self._interval = reconciler, interval_seconds
         self._metrics = metrics or ProcessMetrics().scheduler

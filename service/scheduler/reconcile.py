@@ -114,14 +114,9 @@ class GangMemory:
     held: dict[str, float] = field(default_factory=dict, init=False)
 
     def start(
-        self,
-        job: JobRecord,
-        attempt: int,
-        target: Layout,
-        limit: float | None = None,
-        near: Labels = (),
+        self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = (),
         stored: int = 0,
-    ) -> Orders:
+    ) -> Orders:  # fmt: skip
         """Note that a gang is about to start, or was started before the service, and return its orders.
 
         Args:
@@ -246,17 +241,11 @@ class Reconciler:
     """
 
     def __init__(
-        self,
-        store: JobStore,
-        gangs: Gangs,
-        policy: ResizePolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        limits: Callable[[], Limits] = Limits,
-        tracing: "Tracing | None" = None,
-        autoscales: bool = False,
-        topology: Sequence[str] = (),
+        self, store: JobStore, gangs: Gangs, policy: ResizePolicy | None = None,
+        clock: Callable[[], float] = time.monotonic, limits: Callable[[], Limits] = Limits,
+        tracing: "Tracing | None" = None, autoscales: bool = False, topology: Sequence[str] = (),
         silent_seconds: float = 60.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._topology, self._silent_seconds = topology, silent_seconds
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
@@ -399,7 +388,7 @@ class Reconciler:
                         self._gangs.end(job.id, job.attempt)
                     self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
                 elif job.has_gang:
-                    if job.commands:
+                    if job.commands:  # sent at most once: a drill that a dying service has lost can be requested again
                         for command in self._store.take_commands(job.id):
                             self._gangs.ask(job.id, job.attempt, command)
                     orders, stored_up_to = self._memory.orders(job), self._memory.entries[job.id].stored

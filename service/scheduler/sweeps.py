@@ -129,10 +129,11 @@ class SweepDriver:
             if job.finished or not view.trials[number].state.is_finished():
                 continue
             # That of a complete one is about to end by itself, with its last checkpoint; stopped, it could lose it.
-            complete = sweep_study.shown(request, view.trials[number], job.id).state is TrialState.COMPLETE
-            if complete and sweep.state is not SweepState.STOPPING:
+            ended = sweep_study.shown(request, view.trials[number], job.id)
+            if ended.state is TrialState.COMPLETE and sweep.state is not SweepState.STOPPING:
                 continue
-            if self._stop_job(job, f"trial {number} of sweep {sweep.name} has ended"):
+            why = f"{ended.state.lower()} as trial {number} of sweep {sweep.name}"
+            if self._stop_job(job, f"{why}: {ended.reason}" if ended.reason else why):
                 return True
         if view.running and (sweep.state is SweepState.STOPPING or self._too_many_failed(view)):
             why = "by its user" if sweep.state is SweepState.STOPPING else "because too many trials have failed"
@@ -240,13 +241,9 @@ class SweepLoop:
     """
 
     def __init__(
-        self,
-        store: JobStore,
-        studies: Studies,
-        lease: Callable[[], Lease | None],
-        submit: Submit,
+        self, store: JobStore, studies: Studies, lease: Callable[[], Lease | None], submit: Submit,
         interval_seconds: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._store, self._studies, self._lease = store, studies, lease
         self._submit, self._interval = submit, interval_seconds
         self._faults = RecurringFaults(logger)

@@ -321,7 +321,7 @@ class ClusterSnapshot:
         """The jobs that are giving up room."""
         return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.remaining < gang.allocated]
 
-    def lower(self, job: JobRecord) -> list[JobRecord]:
+    def lower(self, job: JobRecord, waiting: bool = False) -> list[JobRecord]:
         """The jobs that a job may preempt: lowest priority first, then newest first."""
         return [
             other
@@ -329,6 +329,6 @@ class ClusterSnapshot:
             if other.spec.priority < job.spec.priority
             and other.state is JobState.RUNNING
             and (gang := self.gangs.get(other.id))
-            and gang.layout
+            and (gang.layout or (waiting and gang.waiting))
             and gang.target
         ]

@@ -141,7 +141,9 @@ def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> 
             cluster.admit(job)
             # Only gangs that use the quota make room in it.
             resource = account.resource
-            victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
+            victims = {
+                other.id: other for other in cluster.lower(job, waiting=True) if account in quotas.accounts(other)
+            }
             lacking = demand.amounts(least)[resource] - quotas.left(account)
             coming = 0.0  # once all gangs have followed their orders
             for other in cluster.leaving():
@@ -255,7 +257,8 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
 def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
     freed: dict[str, float] = defaultdict(float)
     for job_id, layout in plan.items():
-        ranks = cluster.gangs[job_id].remaining - (layout.world_size if layout else 0)
+        target = cluster.gangs[job_id].target
+        ranks = (target.world_size if target else 0) - (layout.world_size if layout else 0)
         for name, amount in cluster.demands[victims[job_id].id].amounts(ranks).items():
             freed[name] += amount
     return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())

@@ -25,6 +25,7 @@ from tests.service.records import (
     a_shape,
     a_spare,
     a_spec,
+    a_start,
     a_step,
     an_interruption,
     finish,
@@ -155,6 +156,16 @@ def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
     assert [job["id"] for job in listed["jobs"]] == [jobs[1].id, jobs[0].id]
 
 
+def test_before_its_first_step_a_job_is_at_the_step_that_it_continues_from(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(a_shape(), a_start(6)))
+    assert boost("ls").stdout.splitlines()[1].split()[4] == "6/10"
+    store.append_reports(job.id, 1, [*numbered(a_shape(), a_start(6), a_step(7))])
+    assert boost("ls").stdout.splitlines()[1].split()[4] == "7/10"
+    assert store.get(job.id).goodput.recomputed == 0
+
+
 def test_show(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     assert f"none yet; goes to /checkpoints/default/{job.id}" in boost("show", job.id).stdout
@@ -280,10 +291,15 @@ def test_pause_and_resume(boost, store: JobStore) -> None:
 
 
 def test_patch(boost, store: JobStore) -> None:
-    job = store.create(a_spec(), "/checkpoints")
+    eight = {"steps": 10, "sequence_length": 64, "global_batch_size": 16, "micro_batch_size": 2}
+    job = store.create(a_spec(training=eight), "/checkpoints")
     assert boost("patch", job.id, "--priority", "-2").stdout == f"{job.id} is tiny, priority -2, with 1 replica(s)\n"
     changed = boost("patch", job.id, "--name", "other", "--min-replicas", "1", "--max-replicas", "8")
     assert changed.stdout == f"{job.id} is other, priority -2, with 1 to 8 replica(s)\n"
+    uneven = boost("patch", job.id, "--max-replicas", "3").stdout.splitlines()
+    assert uneven[0].endswith("with 1 to 3 replica(s)")
+    assert "allows 3 replicas, but the job never has more than 2: their number" in uneven[1]
+    assert len(boost("patch", job.id, "--max-replicas", "8").stdout.splitlines()) == 1
     refused = boost("patch", job.id, "--min-replicas", "9")
     assert (refused.exit_code, "min (9) must not exceed max (8)" in refused.stderr) == (2, True)
     nothing = boost("patch", job.id)

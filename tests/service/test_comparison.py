@@ -120,6 +120,14 @@ def test_other_tenants_jobs_are_not_compared_with(guarded: RunningApi, store: Jo
         assert (answer.status_code, answer.json()["code"]) == (404, "job-not-found")
 
 
+def test_jobs_that_have_not_succeeded_say_why(api: RunningApi, store: JobStore) -> None:
+    ids = [store.create(a_spec(), "/checkpoints").id for _ in range(2)]
+    store.request_cancel(ids[0], "pruned as trial 3 of sweep rates")
+    with Client(api.url) as client:
+        assert [job.message for job in client.compare(ids).jobs] == ["pruned as trial 3 of sweep rates", None]
+    assert "pruned as trial 3 of sweep rates" in boost_at(api.url)("compare", *ids, COLUMNS="200").stdout
+
+
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -1,16 +1,20 @@
 """What the API has besides jobs' plain life: copies, retries, requests that come twice, checkpoints, queues, nodes."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 
+from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.plan.machine import NOMINAL
 from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import PlanSearch, search_report
+from service.accounts.quotas import QueueInUse
 from service.api.errors import RateLimited
 from service.api.routes.cluster import NODES
 from service.api.routes.jobs import merged
@@ -20,6 +24,7 @@ from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.models.datasets import DatasetRequest
+from service.models.jobs import QueueSettings
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi
 from tests.service.records import (
@@ -93,6 +98,14 @@ def test_a_dry_run_records_nothing(http: httpx.Client) -> None:
     assert refused.json()["errors"] == [
         {"field": "queue", "message": "there is no queue 'nowhere'; there are: default", "value": "nowhere"}
     ]
+
+
+def test_replicas_that_a_job_never_has_are_told_before_it_is_submitted(http: httpx.Client) -> None:
+    for most, told in ((2, 0), (3, 1)):
+        elastic = GOOD | {"elasticity": {"data_parallel_size": {"min": 1, "max": most}}}
+        elastic["training"] = GOOD["training"] | {"global_batch_size": 16, "micro_batch_size": 2}
+        notes = http.post("/jobs/dry-run", json=elastic).json()["plan"]["notes"]
+        assert sum("allows 3 replicas, but the job never has more than 2" in note for note in notes) == told
 
 
 def test_a_job_changes_only_as_it_was_looked_at(http: httpx.Client) -> None:
@@ -319,6 +332,24 @@ def test_what_another_job_starts_from_is_not_deleted(http: httpx.Client, store: 
     assert not store.get(other.id).finished  # of another tenant, which keeps nobody else's checkpoints
 
 
+def test_retention_keeps_what_a_waiting_job_starts_from(http: httpx.Client, store: JobStore, tmp_path: Path) -> None:
+    jobs = {}
+    for tenant in ("default", "lab"):
+        spec = a_spec(checkpoint={"keep_last": 1})
+        jobs[tenant] = start(store, store.create(spec, f"file://{tmp_path}", Owner(tenant, "ci")).id)
+        write_checkpoints(jobs[tenant], 10, 20, 30)
+    body = {"training": GOOD["training"] | {"steps": 100}}
+    for job in jobs.values():
+        url = job.checkpoint_url.removeprefix("file://")
+        origin = body | {"checkpoint": {"continue_from": f"{url}/step-00000010"}}
+        assert http.post("/jobs/dry-run", json=GOOD | origin).status_code == 200
+        assert CheckpointFolder(url).pinned() == set()
+        submit(http, **origin)
+        submit(http, **body, checkpoint={"weights_from": url})  # the newest, which is kept anyway
+    removed = {tenant: CheckpointFolder(job.checkpoint_url).prune(1, None) for tenant, job in jobs.items()}
+    assert removed == {"default": [20], "lab": [10, 20]}  # of another tenant, which keeps nobody else's checkpoints
+
+
 def test_a_job_names_the_newest_of_its_checkpoints_that_is_left(
     http: httpx.Client, store: JobStore, saved: JobRecord
 ) -> None:
@@ -376,6 +407,35 @@ def test_a_defect_of_the_service_is_not_taken_for_the_stores(
 
     monkeypatch.setattr("service.models.jobs.Checkpoint.of", defect)
     assert code(http.get(f"/jobs/{saved.id}/checkpoints{path}")) == (500, "internal-error")
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_no_job_gets_into_a_queue_that_is_being_deleted(api: RunningApi, store: JobStore) -> None:
+    http, quotas = httpx.Client(base_url=f"{api.url}/v1"), api.app.state.context.quotas
+    quotas.put_queue("night", QueueSettings())
+    cancelled = submit(http, queue="night")["id"]
+    store.request_cancel(cancelled)
+    with ThreadPoolExecutor() as pool:
+
+        def meanwhile(connection: Connection) -> None:
+            quotas.keep_queue(connection, "night")
+            deletions.append(pool.submit(quotas.delete_queue, "night"))
+            wait(deletions, 0.5)
+
+        deletions: list[Future[None]] = []
+        last = store.create(a_spec(queue="night"), "file:///c", alongside=meanwhile)
+        with pytest.raises(QueueInUse, match=last.id):
+            deletions[0].result()
+    store.request_cancel(last.id)
+
+    with pytest.MonkeyPatch.context() as patches:  # the queue is deleted once the jobs have been checked
+        for name in ("create", "retry"):
+            done = getattr(JobStore, name)
+            patches.setattr(JobStore, name, lambda *a, done=done, **k: (quotas.delete_queue("night"), done(*a, **k))[1])
+        assert code(http.post("/jobs", json=GOOD | {"queue": "night"})) == (422, "invalid-job")
+        quotas.put_queue("night", QueueSettings())
+        assert code(http.post(f"/jobs/{cancelled}/retry")) == (404, "queue-not-found")
+    assert not store.active()
 
 
 def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:

@@ -329,7 +329,8 @@ def test_a_pruned_trial_saves_and_ends_at_once(lab: Lab) -> None:
     assert len(pruned) >= 4 and sweep.state is SweepState.FINISHED
     for trial in pruned:
         job = lab.store.get(trial.job_id)
-        assert (job.state, job.message) == ("CANCELLED", f"trial {trial.number} of sweep rates has ended")
+        why = f"pruned as trial {trial.number} of sweep rates: {trial.reason}"
+        assert (job.state, job.message) == ("CANCELLED", why) and "is worse than others' there" in why
         assert lab.paused_at[job.id] <= max(trial.rungs) + 3, "a pause saves, and comes within a pass"
 
 

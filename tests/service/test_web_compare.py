@@ -292,11 +292,17 @@ def test_curves_of_jobs_that_train_grow(visitor: Visit, runs: list[str], job: Sa
 def test_the_curve_of_a_job_that_is_retried_goes_on(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     job.train()
     store.change(job.id, Reason.TRAINING_FAILED, "broke")
+    visitor.page.clock.install()
     page = visitor.open(f"/compare#job={job.id}")
     curves(page, 1)
     page.wait_for_load_state("networkidle")
+    asked = visitor.requests.count("/v1/jobs/compare")
+    page.clock.run_for(12_000)  # it has ended, so that it is asked for less often
+    page.wait_for_load_state("networkidle")
+    assert visitor.requests.count("/v1/jobs/compare") == asked
     with page.expect_response(lambda answer: "/curves" in answer.url):
         store.retry(job.id)
+        page.clock.run_for(12_000)
 
 
 @pytest.mark.full

@@ -177,3 +177,14 @@ def test_jobs_that_stay_in_the_queue_are_explained_and_others_are_told_by_their_
     jobs = [running("j", 2), job("k", 2), job("l", 2), job("m", 2, JobState.SCHEDULING, Reason.WAITING_FOR_RESOURCES)]
     said = summary(decide(jobs, nodes(2, free=[0])))
     assert said == ["Admit k", "Wait k", "Explain l", "Wait m"]
+
+
+def test_a_gang_that_waits_for_workers_gives_up_its_part_of_a_quota_for_a_higher_priority() -> None:
+    lost = {"low": Gang(None, Layout(1, 1, 4), waiting=True)}  # there are no nodes for it
+    high, low = job("high", 2, priority=1, **A), running("low", 4, tenant="a", node_labels={"zone": "y"})
+    assert summary(decide([high, low], nodes(4), lost, limits=tenants(a=4))) == ["Admit high", "Pause low", "Wait high"]
+    given = {"low": Gang(None, None, waiting=True)}
+    assert summary(decide([high, low], nodes(4), given, limits=tenants(a=4))) == ["Admit high", "Launch high 1x2"]
+    same = job("high", 2, **A)
+    assert "Pause low" not in summary(decide([same, low], nodes(4), lost, limits=tenants(a=4)))
+    assert summary(decide([high, low], nodes(4), lost, limits=tenants(a=6))) == ["Admit high", "Launch high 1x2"]

@@ -128,6 +128,7 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
             profile=job.profile,
             fitted=job.fitted,
         ),
+        pins=False,
     )
 
 
@@ -327,8 +328,8 @@ def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
 @router.post("/{job_id}/retry", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
 def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
-    context.quotas.refuse_unknown_queue(job.queue)  # it may have been deleted since, and its limits with it
-    return context.outlook().of(context.store.retry(job.id))
+    in_queue = partial(context.quotas.keep_queue, name=job.queue)  # it may have been deleted, and its limits with it
+    return context.outlook().of(context.store.retry(job.id, in_queue))
 
 
 @router.post("/{job_id}/drills", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)

@@ -98,7 +98,7 @@ def compare(
     rows = [
         (
             f"{job.name}\n{job.id}",
-            job.state,
+            f"{job.state}\n{job.message}" if job.message else job.state,
             *("-" if loss is None else f"{loss:.4f}" for loss in (job.final_loss, job.best_validation_loss)),
             "-" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}",
             "-" if job.tokens is None else f"{job.tokens:,}",

@@ -61,7 +61,7 @@ from service.cli.options import (
 from service.client import ApiError, Client
 from service.jobs.model import EVENT_KINDS, EventKind, JobPage, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
-from service.models.jobs import JobEvaluation
+from service.models.jobs import JobEvaluation, unused_replicas
 
 
 def submit(
@@ -128,6 +128,7 @@ def _go_on(client: Client, record: JobRecord, follow_it: bool, quiet: bool, as_j
         say_unchanged(record.id)
     elif not as_json:
         say(f"submitted {record.id}")
+        _note_unused(record)
     if follow_it:
         record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json or quiet))
     elif not as_json and not quiet:
@@ -135,6 +136,11 @@ def _go_on(client: Client, record: JobRecord, follow_it: bool, quiet: bool, as_j
     if as_json:
         print_json(record)
     exit_as(record)
+
+
+def _note_unused(job: JobRecord) -> None:
+    if note := unused_replicas(job.spec):
+        say(f"note: {note}")
 
 
 # Inspecting and changing them.
@@ -374,6 +380,7 @@ def patch(
     else:
         size = f"{spec.parallelism.data_parallel_size} replica(s)"
     say(f"{job.id} is {job.name}, priority {spec.priority}, with {size}")
+    _note_unused(job)
 
 
 def steer(

@@ -11,6 +11,7 @@ import { h, link, setText } from "./dom.js";
 import { every } from "./live.js";
 
 const SECONDS = 5;
+const ENDED_MS = 15_000; // between two reads once all jobs have ended: some may be retried, or join the group
 const AT_ONCE = 50; // jobs in a request, so that the first curves show while others are read for the first time
 const MOST_POINTS = 500; // of a curve
 const ALL_POINTS = 40_000; // which are drawn in less time than people notice
@@ -29,6 +30,7 @@ export function showCompare(main) {
   let hidden = view.hide;
   let writing = null;
   let asked = 0;
+  let readAt = -Infinity;
 
   const empty = h("p", { class: "empty" });
   const chooser = jobChooser(view, () => changed(true));
@@ -66,11 +68,14 @@ export function showCompare(main) {
     }
     if (!anew) return;
     final.clear();
+    readAt = -Infinity;
     asked += 1; // what is under way is for another view
     reading.now();
   }
 
   async function refresh(current) {
+    const ended = comparison.jobs.length && comparison.jobs.every((job) => FINISHED.has(job.state));
+    if (ended && performance.now() < readAt + ENDED_MS) return;
     const which = selection(view);
     const { metric, axis, low, high, group } = view;
     const found = which ? await get("/v1/jobs/compare", which, stopped.signal) : { jobs: [], fields: [] };
@@ -102,6 +107,7 @@ export function showCompare(main) {
     }
     if (!jobs.length && !same) curves.update(found.jobs, known);
     await readImportance(group, current);
+    if (current()) readAt = performance.now();
   }
 
   async function readImportance(group, current) {

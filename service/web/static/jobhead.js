@@ -5,11 +5,11 @@ import { badge, explanation, FINISHED } from "./badge.js";
 import { addressOfJobs } from "./compare/view.js";
 import { h, link, setText } from "./dom.js";
 import { ago, duration, layout, loss, moment, node, percent, seconds, short, UNKNOWN, whole } from "./format.js";
-import { progressBar } from "./jobrow.js";
+import { progressBar, stepsDone } from "./jobrow.js";
 
 // Label and text of each fact; a job without it shows a dash.
 const FACTS = [
-  ["Step", (job) => `${whole(job.progress?.step ?? 0)} of ${whole(job.spec.training.steps)}`],
+  ["Step", (job) => `${whole(stepsDone(job))} of ${whole(job.spec.training.steps)}`],
   ["Left", (job) => (job.state === "RUNNING" && job.progress ? duration(job.progress.eta_seconds) : UNKNOWN)],
   ["Loss", (job) => (job.progress ? loss(job.progress.loss) : UNKNOWN)],
   [
@@ -71,7 +71,7 @@ export function jobHead(changed, open, dashboard) {
   );
 
   function update(job) {
-    const done = job.progress?.step ?? 0;
+    const done = stepsDone(job);
     const share = FINISHED.has(job.state) ? "" : ` ${percent(done / job.spec.training.steps)}`;
     document.title = `${job.name} · ${job.state.toLowerCase()}${share} · BOOST`;
     setText(name, job.name);

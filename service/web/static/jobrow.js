@@ -55,7 +55,7 @@ export function jobRow(job) {
     setText(why, explanation(now));
     why.title = why.textContent;
     const total = now.spec.training.steps;
-    const done = now.progress?.step ?? 0;
+    const done = stepsDone(now);
     bar.update(done, total);
     setText(steps, `${whole(done)} / ${whole(total)}`);
     setText(
@@ -79,6 +79,9 @@ export function jobRow(job) {
   }
   return { element, update };
 }
+
+/** Steps that a job has done, before its first one those of the checkpoint that it continues from. */
+export const stepsDone = (job) => job.progress?.step ?? job.goodput.highest_step;
 
 /** Steps done of all, as a bar. */
 export function progressBar() {

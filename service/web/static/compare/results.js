@@ -109,7 +109,7 @@ export function tableCard(view, changed) {
         value === null || value === undefined ? UNKNOWN : format(value),
       );
     });
-    return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, state.element), cells);
+    return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, state.element, h("small", {}, job.message ?? "")), cells);
   }
 
   function saveTable() {
