@@ -8,9 +8,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import fsspec
 from pydantic import TypeAdapter
@@ -28,10 +28,9 @@ from boost_core.config.data_files import (
 )
 from boost_core.config.storage import literal
 from boost_core.config.training import OnError, SourceConfig
-from boost_core.data.documents import Document, Reading, refuse_changed
+from boost_core.data.documents import Document, NewFile, QuarantineFile, Reading, naming, refuse_changed
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode
 
-_SHOWN = 1000  # bytes of a bad document shown in the quarantine
 _AT_ONCE = 8  # files read at a time; a run's table may have 25 MB
 
 
@@ -61,11 +60,11 @@ class TokenFolder:
         """
         path = f"{self._path}/{name}"
         if self._filesystem.protocol[0] != "file":
-            with _named(path):
+            with naming(path):
                 self._filesystem.pipe_file(path, content)
             return
         try:
-            with _named(path):
+            with naming(path):
                 self._filesystem.pipe_file(f"{path}.new", content)
                 self._filesystem.mv(f"{path}.new", path)
         except OSError:
@@ -97,7 +96,7 @@ class TokenFolder:
         """Create a folder unless it exists."""
         self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
 
-    def open(self, name: str) -> "NewFile":
+    def open(self, name: str) -> NewFile:
         """Open a new file for writing; an existing one is overwritten.
 
         Raises:
@@ -115,64 +114,12 @@ class TokenFolder:
         line = json.loads(self.read(name).partition(b"\n")[0])
         return f"{Document(line['file'], line['place'], b'', line['reason'])}; {self._path}/{name} lists them"
 
-    def quarantine(self, number: int) -> "QuarantineFile":
+    def quarantine(self, number: int) -> QuarantineFile:
         """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
         path = f"{self._path}/quarantine-{number:05}.jsonl"
         if self._filesystem.exists(path):
             self._filesystem.rm_file(path)
         return QuarantineFile(self._filesystem, path)
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Make errors from writing a file name it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise OSError(f"{path} cannot be written: {error}") from error
-        error.filename = error.filename or path
-        raise
-
-
-class NewFile:
-    """A file that is being written, and is removed if the block that writes it fails.
-
-    Args:
-        filesystem: Where it is.
-        path: Its path there.
-    """
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-        with _named(path):
-            self._stream = filesystem.open(path, "wb")
-
-    def write(self, content: bytes) -> None:
-        """Append bytes.
-
-        Raises:
-            OSError: They cannot be written.
-        """
-        with _named(self._path):
-            self._stream.write(content)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        failed = kind is not None
-        try:
-            with _named(self._path):
-                self._stream.close()
-        except OSError:
-            failed = True
-            if kind is None:
-                raise
-        finally:
-            if failed:
-                with suppress(OSError):
-                    self._filesystem.rm_file(self._path)
 
 
 class ShardFile(NewFile):
@@ -201,30 +148,6 @@ class ShardFile(NewFile):
         self.digest.update(content)
         self.tokens += len(tokens)
         self.text_bytes += text_bytes
-
-
-class QuarantineFile(ExitStack):
-    """The list of skipped documents, one per line; no file is created if there are none.
-
-    Args:
-        filesystem: Where it is.
-        path: Its path there.
-    """
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        super().__init__()
-        self._filesystem, self._path = filesystem, path
-        self._file: NewFile | None = None
-
-    def write(self, document: Document) -> None:
-        """Append a bad document: where it is, why it is bad, and how it begins."""
-        if self._file is None:
-            self._file = self.enter_context(NewFile(self._filesystem, self._path))
-        line = {
-            "file": document.file, "place": document.place, "reason": document.problem,
-            "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
-        }  # fmt: skip
-        self._file.write(json.dumps(line).encode() + b"\n")
 
 
 _PARTS: tuple[Part, ...] = get_args(Part)

@@ -18,10 +18,10 @@ from pydantic import Field
 from boost_core.config.base import Config
 from boost_core.config.data_files import Input, Part, SourceFile
 from boost_core.config.training import CorpusConfig
-from boost_core.data.documents import Document, Reading
+from boost_core.data.documents import Document, QuarantineFile, Reading
 from boost_core.data.pipeline.duplicates import Documents, Keys, minhash_keys
 from boost_core.data.pipeline.filters import refusing
-from boost_core.data.tokenize import QuarantineFile, TokenFolder, part_of
+from boost_core.data.tokenize import TokenFolder, part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
 # The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
