@@ -149,8 +149,10 @@ def _of_line(line: bytes, url: str, place: str, field: str, misread: bool) -> Do
         problem = _unusable(line)
     except RecursionError:
         problem = "nested too deeply to be read as JSON"
-    except ValueError:
-        problem = f"no JSON object with a field {field!r}"
+    except json.JSONDecodeError as error:
+        problem = f"no JSON: it is broken or cut off at character {error.pos + 1} ({error.msg})"
+    except ValueError as error:
+        problem = f"no JSON that can be read: {error}"
     return Document(url, place, line, problem)
 
 
@@ -407,7 +409,8 @@ class QuarantineFile(ExitStack):
         if self._file is None:
             self._file = self.enter_context(NewFile(self._filesystem, self._path))
         line = {
-            "file": document.file, "place": document.place, "reason": document.problem,
+            "file": document.file, "place": document.place,
+            "reason": document.problem.replace("set text_field", "set --text-field (text_field in a dataset's file)"),
             "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
         }  # fmt: skip
         self._file.write(json.dumps(line).encode() + b"\n")
