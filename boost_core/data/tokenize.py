@@ -346,7 +346,7 @@ def _batches_from(plan: TokenizePlan, start: Cursor, stored: list[Input]) -> Ite
 def _write(
     batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], quarantine: QuarantineFile
 ) -> tuple[int, int, int]:
-    """Write a batch's documents; return the numbers of good ones, of bad ones that were skipped, and of tokens written."""
+    """Write a batch's documents; return the numbers of good ones, of bad ones skipped, and of tokens written."""
     before, good, skipped = sum(shard.tokens for shard in shards.values()), 0, 0
     for offset, (document, tokens) in enumerate(encode(batch.documents, plan.tokenizer)):
         if document.problem:

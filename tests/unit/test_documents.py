@@ -236,7 +236,7 @@ def test_what_follows_an_archive_in_its_file_loses_nothing_of_it(
 def test_a_job_reads_archives_and_counts_what_is_in_them(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.txt.gz").write_bytes(gzip.compress(b"0123456789" * 1000))
-    data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)))
+    data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)), validation_fraction=0.5)
     check_data(data, 256, 5000)  # of archives of 60 bytes
     (stream,) = load_corpus(data, 5000).streams
     assert (len(stream.training), len(stream.validation)) == (10_000, 10_000)
