@@ -101,13 +101,13 @@ def test_files_that_cannot_be_used_are_named_before_anything_is_loaded(
     tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"task: caf\xe9\n")
-    for options, problem in (
+    for options, refusal in (
         ([f"--tasks={tasks}", f"--out={tmp_path}"], "already exists; name a new file"),
         ([f"--tasks={tasks}", f"--out={tmp_path}/no/scores.json"], "is in a folder that does not exist"),
         ([f"--tasks={tmp_path}/latin.yaml"], "latin.yaml' is not UTF-8 at byte 9; convert it"),
     ):
         assert main(["eval", *options, "/nowhere"]) == 2
-        assert problem in capsys.readouterr().err
+        assert refusal in capsys.readouterr().err
 
 
 def test_answers_generated_in_a_batch_are_those_of_each_question(trained: Path, tasks: Path, tmp_path: Path) -> None:
