@@ -140,7 +140,7 @@ class ShardReader(FsspecReader):
         try:
             return self.index_bytes(), None
         except Exception as error:  # stores raise types of their own
-            return None, error
+            return None, _portable(error)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The index; torch wraps errors raised here in its own.
@@ -258,6 +258,15 @@ class _SummedParts:
         return block
 
 
+def _portable(error: BaseException) -> BaseException:
+    """An error that other ranks can be sent: itself, or one of Python's own in its words if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever its own methods raise
+        return (OSError if isinstance(error, OSError) else RuntimeError)(in_words(error))
+    return error
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -291,7 +300,7 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
             load({}, storage_reader=reader, planner=LoadChunks(chunks), no_dist=True)
         except CheckpointException as wrapped:  # not a subclass of Exception
             failure, _ = next(iter(wrapped.failures.values()))
-    if causes := dict(of_all_ranks([] if failure is None else [(rank, failure)])):
+    if causes := dict(of_all_ranks([] if failure is None else [(rank, _portable(failure))])):
         errors = causes.values()
         unread = [each for each in errors if isinstance(each, OSError) and not isinstance(each, FileNotFoundError)]
         if unread and not folder.is_local:  # a disk's is damage

@@ -121,7 +121,7 @@ def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) ->
         for file in list_files(source):
             for document in documents(file, source):
                 if not document.problem:
-                    good = True
+                    good = good or bool(document.content)
                     yield document.content
                 elif options.on_error == "fail":
                     raise ValueError(document.refusal())

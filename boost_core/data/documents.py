@@ -7,11 +7,11 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import fsspec
 import pyarrow as pa
@@ -24,6 +24,7 @@ from boost_core.config.user_files import ARROW_FILE, no_text_column, no_text_fie
 _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
 _ROWS = 1024  # rows decoded at once
+_SHOWN = 1000  # bytes of a bad document shown in the quarantine
 # The types of columns of text, each with the one that reads the same memory as bytes.
 _BINARY = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 # What decompression and Arrow raise for damaged content, and file systems when they fail.
@@ -148,8 +149,10 @@ def _of_line(line: bytes, url: str, place: str, field: str, misread: bool) -> Do
         problem = _unusable(line)
     except RecursionError:
         problem = "nested too deeply to be read as JSON"
-    except ValueError:
-        problem = f"no JSON object with a field {field!r}"
+    except json.JSONDecodeError as error:
+        problem = f"no JSON: it is broken or cut off at character {error.pos + 1} ({error.msg})"
+    except ValueError as error:
+        problem = f"no JSON that can be read: {error}"
     return Document(url, place, line, problem)
 
 
@@ -331,3 +334,83 @@ def refuse_changed(stored: Sequence[Input], files: Sequence[SourceFile], source:
         # A file with more to read is checked while what shards hold is skipped.
         if was.whole and (not file.stamp or (file.size, file.stamp) != (was.size, was.stamp)):
             Reading(file, source).skip(was)
+
+
+# Files of tokens while they are written, and the list of documents that were left out of them.
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Make errors from writing a file name it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"{path} cannot be written: {error}") from error
+        error.filename = error.filename or path
+        raise
+
+
+class NewFile:
+    """A file that is being written, and is removed if the block that writes it fails.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        self._filesystem, self._path = filesystem, path
+        with naming(path):
+            self._stream = filesystem.open(path, "wb")
+
+    def write(self, content: bytes) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        with naming(self._path):
+            self._stream.write(content)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None
+        try:
+            with naming(self._path):
+                self._stream.close()
+        except OSError:
+            failed = True
+            if kind is None:
+                raise
+        finally:
+            if failed:
+                with suppress(OSError):
+                    self._filesystem.rm_file(self._path)
+
+
+class QuarantineFile(ExitStack):
+    """The list of skipped documents, one per line; no file is created if there are none.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+    """
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+        super().__init__()
+        self._filesystem, self._path = filesystem, path
+        self._file: NewFile | None = None
+
+    def write(self, document: Document) -> None:
+        """Append a bad document: where it is, why it is bad, and how it begins."""
+        if self._file is None:
+            self._file = self.enter_context(NewFile(self._filesystem, self._path))
+        line = {
+            "file": document.file, "place": document.place,
+            "reason": document.problem.replace("set text_field", "set --text-field (text_field in a dataset's file)"),
+            "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
+        }  # fmt: skip
+        self._file.write(json.dumps(line).encode() + b"\n")

@@ -8,9 +8,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import fsspec
 from pydantic import TypeAdapter
@@ -27,11 +27,10 @@ from boost_core.config.data_files import (
     list_files,
 )
 from boost_core.config.storage import literal
-from boost_core.config.training import OnError, SourceConfig
-from boost_core.data.documents import Document, Reading, refuse_changed
+from boost_core.config.training import BYTES, OnError, SourceConfig
+from boost_core.data.documents import Document, NewFile, QuarantineFile, Reading, naming, refuse_changed
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode
 
-_SHOWN = 1000  # bytes of a bad document shown in the quarantine
 _AT_ONCE = 8  # files read at a time; a run's table may have 25 MB
 
 
@@ -61,11 +60,11 @@ class TokenFolder:
         """
         path = f"{self._path}/{name}"
         if self._filesystem.protocol[0] != "file":
-            with _named(path):
+            with naming(path):
                 self._filesystem.pipe_file(path, content)
             return
         try:
-            with _named(path):
+            with naming(path):
                 self._filesystem.pipe_file(f"{path}.new", content)
                 self._filesystem.mv(f"{path}.new", path)
         except OSError:
@@ -88,16 +87,20 @@ class TokenFolder:
             return set()
         return {f"{name}/{path.rpartition('/')[2]}" for path in listed}
 
+    def has(self, name: str) -> bool:
+        """Whether it has a file of this name."""
+        return bool(self._filesystem.exists(f"{self._path}/{name}"))
+
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its contents; does nothing if it does not exist."""
-        if self._filesystem.exists(f"{self._path}/{name}"):
+        if self.has(name):
             self._filesystem.rm(literal(self._filesystem, f"{self._path}/{name}"), recursive=True)
 
     def make(self, name: str) -> None:
         """Create a folder unless it exists."""
         self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
 
-    def open(self, name: str) -> "NewFile":
+    def open(self, name: str) -> NewFile:
         """Open a new file for writing; an existing one is overwritten.
 
         Raises:
@@ -115,64 +118,12 @@ class TokenFolder:
         line = json.loads(self.read(name).partition(b"\n")[0])
         return f"{Document(line['file'], line['place'], b'', line['reason'])}; {self._path}/{name} lists them"
 
-    def quarantine(self, number: int) -> "QuarantineFile":
+    def quarantine(self, number: int) -> QuarantineFile:
         """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
         path = f"{self._path}/quarantine-{number:05}.jsonl"
         if self._filesystem.exists(path):
             self._filesystem.rm_file(path)
         return QuarantineFile(self._filesystem, path)
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Make errors from writing a file name it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise OSError(f"{path} cannot be written: {error}") from error
-        error.filename = error.filename or path
-        raise
-
-
-class NewFile:
-    """A file that is being written, and is removed if the block that writes it fails.
-
-    Args:
-        filesystem: Where it is.
-        path: Its path there.
-    """
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-        with _named(path):
-            self._stream = filesystem.open(path, "wb")
-
-    def write(self, content: bytes) -> None:
-        """Append bytes.
-
-        Raises:
-            OSError: They cannot be written.
-        """
-        with _named(self._path):
-            self._stream.write(content)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        failed = kind is not None
-        try:
-            with _named(self._path):
-                self._stream.close()
-        except OSError:
-            failed = True
-            if kind is None:
-                raise
-        finally:
-            if failed:
-                with suppress(OSError):
-                    self._filesystem.rm_file(self._path)
 
 
 class ShardFile(NewFile):
@@ -203,33 +154,10 @@ class ShardFile(NewFile):
         self.text_bytes += text_bytes
 
 
-class QuarantineFile(ExitStack):
-    """The list of skipped documents, one per line; no file is created if there are none.
-
-    Args:
-        filesystem: Where it is.
-        path: Its path there.
-    """
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        super().__init__()
-        self._filesystem, self._path = filesystem, path
-        self._file: NewFile | None = None
-
-    def write(self, document: Document) -> None:
-        """Append a bad document: where it is, why it is bad, and how it begins."""
-        if self._file is None:
-            self._file = self.enter_context(NewFile(self._filesystem, self._path))
-        line = {
-            "file": document.file, "place": document.place, "reason": document.problem,
-            "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
-        }  # fmt: skip
-        self._file.write(json.dumps(line).encode() + b"\n")
-
-
 _PARTS: tuple[Part, ...] = get_args(Part)
 _INPUTS = TypeAdapter(list[Input])
 _INPUTS_NAME = "inputs-{:05}.json"
+_SETTINGS = "settings.json"  # that made the tokens, for people: the index has their digest
 
 
 @dataclass(frozen=True)
@@ -306,11 +234,11 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
             shards = {part: stack.enter_context(folder.shard(part, number)) for part in _PARTS}
             quarantine = stack.enter_context(folder.quarantine(number))
             for batch in rest:
-                skipped, written = _write(batch, plan, shards, quarantine)
+                good, skipped, written = _write(batch, plan, shards, quarantine)
                 index = index.model_copy(
                     update={
                         "cursor": batch.after,
-                        "documents": index.documents + len(batch.documents) - skipped,
+                        "documents": index.documents + good,
                         "skipped": index.skipped + skipped,
                     }
                 )
@@ -358,22 +286,28 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
     """The index to continue from, and what its shards hold of each file."""
     index = find_index(plan.folder)
     # Equal for equal tokenizers, splits and other settings.
-    settings = [
-        plan.source.kind, plan.source.text_field, plan.tokenizer_json, plan.validation_fraction, plan.shard_tokens,
-    ]  # fmt: skip
-    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    settings = {
+        "kind": plan.source.kind, "text field": plan.source.text_field, "tokenizer": plan.tokenizer_json,
+        "validation share": plan.validation_fraction, "shard size": plan.shard_tokens,
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps([*settings.values()]).encode()).hexdigest()
+    checksum = hashlib.sha256(plan.tokenizer_json.encode()).hexdigest()[:12]
+    settings["tokenizer"] = f"{plan.tokenizer.vocabulary} tokens, SHA-256 {checksum}" if plan.tokenizer_json else BYTES
     if index is None:
         dtype: Any = dtype_for(plan.tokenizer.vocabulary).name
         if plan.tokenizer_json:
             folder.write("tokenizer.json", plan.tokenizer_json.encode())
+        folder.write(_SETTINGS, json.dumps(settings, indent=2).encode())
         return TokenIndex(
             dtype=dtype, vocabulary=plan.tokenizer.vocabulary, end_of_document=plan.tokenizer.end_of_document,
             source=digest,
         ), []  # fmt: skip
     if index.source != digest:
+        before: dict[str, Any] = json.loads(folder.read(_SETTINGS)) if folder.has(_SETTINGS) else {}
+        different = (f"{name} {was}, not {settings[name]}" for name, was in before.items() if was != settings[name])
+        problem = "; ".join(different) or "another tokenizer, kind, text field, split or shard size"
         raise ValueError(
-            f"{plan.folder} has tokens from another tokenizer, kind, text field, split or shard size, or from an "
-            "earlier version; give the same settings as before to continue, or another folder"
+            f"{plan.folder} has tokens from {problem}; give the same settings as before to continue, or another folder"
         )
     if index.end_of_document != plan.tokenizer.end_of_document:
         raise ValueError(
@@ -411,16 +345,17 @@ def _batches_from(plan: TokenizePlan, start: Cursor, stored: list[Input]) -> Ite
 
 def _write(
     batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], quarantine: QuarantineFile
-) -> tuple[int, int]:
-    """Write a batch's documents; return the number of bad ones that were skipped, and of tokens written."""
-    before, skipped = sum(shard.tokens for shard in shards.values()), 0
+) -> tuple[int, int, int]:
+    """Write a batch's documents; return the numbers of good ones, of bad ones skipped, and of tokens written."""
+    before, good, skipped = sum(shard.tokens for shard in shards.values()), 0, 0
     for offset, (document, tokens) in enumerate(encode(batch.documents, plan.tokenizer)):
         if document.problem:
             if plan.on_error == "fail":
                 raise ValueError(document.refusal())
             quarantine.write(document)
             skipped += 1
-            continue
-        part = part_of(batch.begin.file, batch.begin.document + offset, plan.validation_fraction)
-        shards[part].append(tokens, len(document.content))
-    return skipped, sum(shard.tokens for shard in shards.values()) - before
+        elif document.content:  # empty ones, as of empty files, are left out
+            part = part_of(batch.begin.file, batch.begin.document + offset, plan.validation_fraction)
+            shards[part].append(tokens, len(document.content))
+            good += 1
+    return good, skipped, sum(shard.tokens for shard in shards.values()) - before

@@ -109,12 +109,14 @@ def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
         name: The tokenizer's name in errors.
 
     Raises:
-        ValueError: It is not a tokenizer.
+        ValueError: It is not a tokenizer, or has no tokens.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{name} is not a tokenizer.json of Hugging Face's tokenizers: {error}") from error
+    if not tokenizer.get_vocab_size():
+        raise ValueError(f"{name} has no tokens; give the tokenizer.json of a trained tokenizer")
     # They are stored if the tokenizer was saved after a call that set them, and would apply to every document.
     tokenizer.no_truncation()
     tokenizer.no_padding()

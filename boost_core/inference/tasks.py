@@ -23,12 +23,17 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
     """The tasks in files and in all files of folders.
 
     Raises:
-        ValueError: A path has no task file.
+        ValueError: A path has no task file, or one that is not UTF-8.
     """
     places = [Path(path).resolve() for path in paths]
     for text, place in zip(paths, places, strict=True):
         if not place.exists():
             raise ValueError(f"no task file or folder is at {text!r}; check --tasks")
+        for file in sorted(place.rglob("*.yaml")) if place.is_dir() else [place]:
+            try:
+                file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"task file {str(file)!r} is not UTF-8 at byte {error.start}; convert it") from error
     folders = {str(place if place.is_dir() else place.parent) for place in places}
     manager = TaskManager(include_path=sorted(folders), include_defaults=False)
     tasks: list[str] = []

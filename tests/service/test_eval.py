@@ -97,6 +97,19 @@ def test_a_folder_of_checkpoints_needs_no_service(trained: Path, tasks: Path, tm
     assert score["task_hash"] != "0" * 16
 
 
+def test_files_that_cannot_be_used_are_named_before_anything_is_loaded(
+    tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"task: caf\xe9\n")
+    for options, refusal in (
+        ([f"--tasks={tasks}", f"--out={tmp_path}"], "already exists; name a new file"),
+        ([f"--tasks={tasks}", f"--out={tmp_path}/no/scores.json"], "is in a folder that does not exist"),
+        ([f"--tasks={tmp_path}/latin.yaml"], "latin.yaml' is not UTF-8 at byte 9; convert it"),
+    ):
+        assert main(["eval", *options, "/nowhere"]) == 2
+        assert refusal in capsys.readouterr().err
+
+
 def test_answers_generated_in_a_batch_are_those_of_each_question(trained: Path, tasks: Path, tmp_path: Path) -> None:
     one, asked = load_model(CheckpointFolder(str(trained)), 60, None), []
     for length in (3, 9, 20):

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import metadata
 
 from boost_core.checkpoint.folder import CheckpointFolder, files_named
 from boost_core.checkpoint.manifest import StoredFile
-from boost_core.checkpoint.resharding import load_whole
+from boost_core.checkpoint.resharding import _portable, load_whole
 from tests.checkpoints import save_whole
 from tests.jobs import tiny_job
 
@@ -89,3 +89,15 @@ def test_an_index_that_would_run_something_is_no_index_where_there_is_no_torch(t
 
 def test_without_torch_an_index_names_its_files(folder: CheckpointFolder) -> None:
     assert files_named(index(folder).read_bytes()) == {"__0_0.distcp"}
+
+
+class _TwoArguments(OSError):
+    def __init__(self, answer: dict[str, str], call: str) -> None:
+        super().__init__(f"{call}: {answer['code']}")
+
+
+def test_an_error_that_cannot_be_pickled_reaches_other_ranks_in_words() -> None:
+    plain = ValueError("as it is")
+    assert _portable(plain) is plain
+    sent = _portable(_TwoArguments({"code": "SlowDown"}, "GetObject"))
+    assert (type(sent), str(sent)) == (OSError, "_TwoArguments: GetObject: SlowDown")

@@ -50,7 +50,7 @@ def found(path: Path, content: bytes, kind: str) -> tuple[list[str], list[str]]:
 
 BAD_LINES = [
     (b'{"words": "x"}', "has no field 'text', but 'words'; set text_field to a field of text: 'words'"),
-    (b"no json", "no JSON object with a field 'text'"),
+    (b"no json", "no JSON: it is broken or cut off at character 1 (Expecting value)"),
     (b"[1, 2]", "no JSON object with a field 'text'"),
     (b'{"text": 3}', "has a field 'text' that is int, not text; convert it"),
     (b'{"text": "half \\ud83d of it"}', r"'text' holds \ud83d, a lone surrogate"),
@@ -236,7 +236,7 @@ def test_what_follows_an_archive_in_its_file_loses_nothing_of_it(
 def test_a_job_reads_archives_and_counts_what_is_in_them(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.txt.gz").write_bytes(gzip.compress(b"0123456789" * 1000))
-    data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)))
+    data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)), validation_fraction=0.5)
     check_data(data, 256, 5000)  # of archives of 60 bytes
     (stream,) = load_corpus(data, 5000).streams
     assert (len(stream.training), len(stream.validation)) == (10_000, 10_000)

@@ -1,5 +1,6 @@
 """Documents from every kind of source, through every tokenizer, into shards."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from boost_core.config.data_files import (
     kind_by_names,
     list_files,
     read_index,
-    split_source,
     tokenizer_vocabulary,
 )
 from boost_core.data import __main__ as command
@@ -438,14 +438,46 @@ def test_options_that_would_have_no_effect_are_refused(tmp_path: Path, capsys: p
     assert not (tmp_path / "out").exists()
 
 
-def test_two_files_of_which_the_larger_would_be_for_validation_are_refused(tmp_path: Path) -> None:
-    sizes = {"a.txt": 100, "b.txt": 100}
-    for name, size in sizes.items():
-        (tmp_path / name).write_text("x" * size)
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_a_new_job_does_not_validate_on_far_more_text_than_asked(tmp_path: Path, suffix: str) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.{suffix}").write_bytes((gzip.compress if suffix == "txt.gz" else bytes)(b"x" * 100))
     data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)), validation_fraction=0.01)
-    check_data(data, 256, 8)
-    (kept,) = split_source(data.source, 0.01, 8).validation
-    Path(kept.url).write_text("x" * 900)
-    with pytest.raises(UnfitData, match=r"90% of the text would be for validation, not validation_fraction=0\.01"):
+    with pytest.raises(UnfitData, match=r"50% of the text would be for validation, not validation_fraction=0\.01"):
         check_data(data, 256, 8)
     check_data(data, 256, 8, new=False)  # a job that was accepted earlier
+    check_data(data.model_copy(update={"validation_fraction": 0.5}), 256, 8)
+
+
+def test_an_empty_file_is_no_document(tmp_path: Path) -> None:
+    folder, counts = tmp_path / "in", []
+    write(folder, "text")
+    (folder / "empty.txt").touch()
+    for options in ([], ["--workers", "1"]):
+        out = str(tmp_path / f"out{len(options)}")
+        assert command.main(["tokenize", *options, str(folder), out]) == 0
+        counts.append(read_index(out).documents)
+    assert counts == [60, 60]
+
+
+def test_settings_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in", "jsonl")
+    again = ["tokenize", "--text-field", "content", str(tmp_path / "in"), str(tmp_path / "out")]
+    assert command.main(again) == 0
+    (tmp_path / "t.json").write_text(train_bpe([b"text"], 258))
+    for options, problem in (
+        (["--validation", "0.5"], "has tokens from validation share 0.05, not 0.5; give"),
+        (["--tokenizer", str(tmp_path / "t.json")], "has tokens from tokenizer bytes, not 258 tokens, SHA-256 "),
+    ):
+        assert command.main([again[0], *options, *again[1:]]) == 2
+        assert problem in capsys.readouterr().err
+    (tmp_path / "out" / "settings.json").unlink()  # as an earlier version left it
+    assert command.main([*again, "--validation", "0.5"]) == 2
+    assert "from another tokenizer, kind, text field, split or shard size" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    name = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(name))
+    with pytest.raises(ValueError, match="has no tokens; give the"):
+        open_tokenizer(str(name), None)

@@ -18,10 +18,10 @@ from pydantic import Field
 from boost_core.config.base import Config
 from boost_core.config.data_files import Input, Part, SourceFile
 from boost_core.config.training import CorpusConfig
-from boost_core.data.documents import Document, Reading
+from boost_core.data.documents import Document, QuarantineFile, Reading
 from boost_core.data.pipeline.duplicates import Documents, Keys, minhash_keys
 from boost_core.data.pipeline.filters import refusing
-from boost_core.data.tokenize import QuarantineFile, TokenFolder, part_of
+from boost_core.data.tokenize import TokenFolder, part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
 # The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
@@ -196,6 +196,8 @@ def _add(
     filtered: dict[str, int] = {}
     chosen, places, texts = [], [], []
     for place, document in enumerate(batch, start=first):
+        if not (document.content or document.problem):  # as of an empty file
+            continue
         text = "" if document.problem else document.content.decode()
         measure = None if document.problem else refusing(text, corpus.filters)
         if measure is not None:
@@ -227,7 +229,7 @@ def _add(
         if corpus.near_dedup:
             run.bands.append(minhash_keys(words, corpus.near_dedup))
     size = sum(len(document.content) for document in batch if not document.problem)
-    return Counts(read=len(batch), bad=bad, filtered=filtered, bytes=size)
+    return Counts(read=len(chosen) + sum(filtered.values()), bad=bad, filtered=filtered, bytes=size)
 
 
 def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
