@@ -403,7 +403,7 @@ class Drill(Config):
         description="kill_rank: the rank's process is killed. hang_rank: it is stopped and never resumes. drop_node: "
         "all of the job's processes on the rank's node are killed at once, and the job stays off that node for a "
         "while. delay_rank: the rank is late in each of several steps, as if behind a slow link. fill_store: "
-        "checkpoints cannot be written for a while, as if the store were full.",
+        "checkpoints cannot be written for a while, as if the store were full."
     )
     rank: int = Field(0, ge=0, description="The rank to inject it into; for drop_node, any rank on the node.")
     at_step: int | None = Field(None, ge=0, description="Inject after this step (null: immediately).")

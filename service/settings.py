@@ -143,8 +143,7 @@ class Settings(BaseSettings):
         "nodes that share the innermost label, if there is room for all of it.",
     )
     autoscaling: bool = Field(
-        False,
-        description="Whether to ask the Ray cluster's autoscaler for the nodes that waiting jobs need.",
+        False, description="Whether to ask the Ray cluster's autoscaler for the nodes that waiting jobs need."
     )
     log_format: LogFormat = Field(LogFormat.TEXT, description="How the service and its gangs write their logs.")
     otlp_endpoint: str | None = Field(

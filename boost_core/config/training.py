@@ -306,8 +306,7 @@ class CorpusConfig(Config):
     source: SourceConfig = Field(description="The documents.")
     tokenizer: Location = Field(BYTES, description="bytes, or the path or URL of a tokenizer.json.")
     end_of_document: EndToken = Field(
-        None,
-        description="The token that ends a document; default: the only special token of a usual name.",
+        None, description="The token that ends a document; default: the only special token of a usual name."
     )
     filters: Annotated[tuple[QualityFilter, ...], Field(max_length=16)] = Field(
         (), description="Bounds that documents must satisfy."

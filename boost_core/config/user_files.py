@@ -54,7 +54,7 @@ def problems_of_schemas(parts: Sequence[bytes], field: str) -> list[str]:
 def no_text_column(schema: Any, field: str) -> str:
     """What is wrong with a schema of Arrow's that is to have a column of text; empty for a good one."""
     if (count := schema.names.count(field)) > 1:
-        return f"has {count} columns {field!r}; rename all but one, or set text_field to another"
+        return f"has {count} columns {field!r}; rename all but one, or set text_field (--text-field) to another"
     types = {each.name: "" if is_text(each.type) else str(each.type)[:_LONGEST_SHOWN] for each in schema}
     return _no_text("column", types, field)
 
@@ -68,7 +68,11 @@ def no_text_field(record: Mapping[str, Any], field: str) -> str:
 def _no_text(kind: str, types: Mapping[str, str], field: str) -> str:
     """The same by the types of columns or fields, empty for text."""
     texts = [name for name, of_type in types.items() if not of_type]
-    remedy = f"set text_field to a {kind} of text: {_listed(texts)}" if texts else "convert it: only text is trained on"
+    remedy = (
+        f"set text_field (--text-field) to a {kind} of text: {_listed(texts)}"
+        if texts
+        else "convert it: only text is trained on"
+    )
     if field not in types:
         return f"has no {kind} {field!r}, but {_listed([*types])}; {remedy}"
     return types[field] and f"has a {kind} {field!r} that is {types[field]}, not text; {remedy}"

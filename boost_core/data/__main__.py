@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (OSError, ValueError) as error:
         full = no_room(error, options.folder, "run the same command again")
-        problem = in_lines(error).replace("set text_field", "set --text-field")  # a job or dataset has the field
-        print_lines(f"\n{full or problem}", to=sys.stderr)
+        print_lines(f"\n{full or in_lines(error)}", to=sys.stderr)
         return 2
     print_lines(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "

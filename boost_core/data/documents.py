@@ -409,8 +409,7 @@ class QuarantineFile(ExitStack):
         if self._file is None:
             self._file = self.enter_context(NewFile(self._filesystem, self._path))
         line = {
-            "file": document.file, "place": document.place,
-            "reason": document.problem.replace("set text_field", "set --text-field (text_field in a dataset's file)"),
+            "file": document.file, "place": document.place, "reason": document.problem,
             "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
         }  # fmt: skip
         self._file.write(json.dumps(line).encode() + b"\n")

@@ -34,16 +34,14 @@ def main(command_line: Sequence[str] | None = None) -> int:
     add("--tasks", action="append", required=True, help="an lm-eval task file, or a folder of them; repeatable")
     add("--limit", type=int, help="maximum number of documents per task")
     add("--batch-size", type=int, default=8, help="sequences per batch (default: 8)")
-    add("--out", help="write the scores to this new file, as JSON")
+    add("--out", help="write the scores to this file, as JSON")
     return exit_status(partial(_run, parser.parse_args(command_line)))
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.command == "eval" and options.out:  # said before hours of work
-        there = Path(options.out).parent.is_dir()
-        if not there or Path(options.out).exists():
-            problem = "already exists" if there else "is in a folder that does not exist"
-            raise ValueError(f"--out {options.out!r} {problem}; name a new file in a folder that exists")
+    out = getattr(options, "out", None)
+    if out and (Path(out).is_dir() or not Path(out).parent.is_dir()):  # said before hours of work
+        raise ValueError(f"--out {out!r} is no file in a folder that exists; name one")
     try:
         # Imported here because transformers and lm-eval may not be installed.
         from boost_core.inference.generate import Sampling, generate, load_model

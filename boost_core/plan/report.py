@@ -736,9 +736,7 @@ def _planned_shape(
         tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
         **dict(planned_run(spec, layout, seconds, memory, machine, conditions, without_a_node)),
         communication=Communication(
-            all_reduces=all_reduces,
-            elements_per_token=elements,
-            gathered_elements_per_token=latents // layout.tp,
+            all_reduces=all_reduces, elements_per_token=elements, gathered_elements_per_token=latents // layout.tp
         ),
         context=context,
     )

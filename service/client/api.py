@@ -263,16 +263,10 @@ class Api:
 
     @operation
     def compare(
-        self,
-        job_ids: Collection[str] = (),
-        *,
-        group: str | None = None,
-        tags: Collection[str] = (),
-        search: str | None = None,
-        tenant: str | None = None,
-        sort: Result | str | None = None,
+        self, job_ids: Collection[str] = (), *, group: str | None = None, tags: Collection[str] = (),
+        search: str | None = None, tenant: str | None = None, sort: Result | str | None = None,
         descending: bool = False,
-    ) -> Call[Comparison]:
+    ) -> Call[Comparison]:  # fmt: skip
         """Return jobs' results side by side, with the fields in which their specs differ.
 
         Args:
@@ -289,19 +283,10 @@ class Api:
 
     @operation
     def compare_curves(
-        self,
-        job_ids: Collection[str] = (),
-        metric: str = "loss",
-        axis: Axis | str = Axis.STEP,
-        *,
-        points: int | None = None,
-        low: float | None = None,
-        high: float | None = None,
-        group: str | None = None,
-        tags: Collection[str] = (),
-        search: str | None = None,
-        tenant: str | None = None,
-    ) -> Call[Curves]:
+        self, job_ids: Collection[str] = (), metric: str = "loss", axis: Axis | str = Axis.STEP, *,
+        points: int | None = None, low: float | None = None, high: float | None = None, group: str | None = None,
+        tags: Collection[str] = (), search: str | None = None, tenant: str | None = None,
+    ) -> Call[Curves]:  # fmt: skip
         """Return a curve of each of several jobs, with the lowest and highest value of each point.
 
         Args:

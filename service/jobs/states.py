@@ -68,10 +68,7 @@ TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
         Reason.GANG_LOST: JobState.QUEUED,
         Reason.CANCELLED_BY_USER: JobState.CANCELLED,
     },
-    JobState.PAUSED: {
-        Reason.RESUMED_BY_USER: JobState.QUEUED,
-        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
-    },
+    JobState.PAUSED: {Reason.RESUMED_BY_USER: JobState.QUEUED, Reason.CANCELLED_BY_USER: JobState.CANCELLED},
     JobState.SUCCEEDED: {},
     JobState.FAILED: {Reason.RETRIED_BY_USER: JobState.QUEUED},
     JobState.CANCELLED: {Reason.RETRIED_BY_USER: JobState.QUEUED},

@@ -49,7 +49,7 @@ def found(path: Path, content: bytes, kind: str) -> tuple[list[str], list[str]]:
 
 
 BAD_LINES = [
-    (b'{"words": "x"}', "has no field 'text', but 'words'; set text_field to a field of text: 'words'"),
+    (b'{"words": "x"}', "has no field 'text', but 'words'; set text_field (--text-field) to a field of text: 'words'"),
     (b"no json", "no JSON: it is broken or cut off at character 1 (Expecting value)"),
     (b"[1, 2]", "no JSON object with a field 'text'"),
     (b'{"text": 3}', "has a field 'text' that is int, not text; convert it"),
@@ -127,7 +127,7 @@ def test_a_column_of_a_doubled_name_is_not_guessed(tmp_path: Path, kind: str) ->
             stream.write_table(table)
     assert found(tmp_path / "a", written.getvalue(), kind) == (
         [],
-        [": has 2 columns 'text'; rename all but one, or set text_field to another"],
+        [": has 2 columns 'text'; rename all but one, or set text_field (--text-field) to another"],
     )
 
 
@@ -272,7 +272,7 @@ def test_nobody_is_told_to_skip_where_that_might_leave_out_all(tmp_path: Path) -
     columns = tmp_path / "b.parquet"
     columns.write_bytes(parquet(TEXTS))
     absent = SourceConfig(kind="parquet", paths=(str(columns),), text_field="body")
-    with pytest.raises(ValueError, match=r"set text_field to a column of text: 'text'$"):
+    with pytest.raises(ValueError, match=r"set text_field \(--text-field\) to a column of text: 'text'$"):
         load_corpus(DataConfig(source=absent), 8)
     lines = tmp_path / "a.jsonl"
     for first, advised in (('{"body": "other"}', False), ('{"text": "good"}', True), ("no JSON", True)):

@@ -241,16 +241,20 @@ def test_a_document_that_holds_the_token_that_ends_documents_is_bad(
             ("--on-error", "skip"),
             "a.jsonl, line 1: no JSON: it is broken or cut off",
         ),
-        ('{"body": "x"}', (), "has no field 'text', but 'body'; set --text-field to a field of text: 'body'"),
+        (
+            '{"body": "x"}',
+            (),
+            "has no field 'text', but 'body'; set text_field (--text-field) to a field of text: 'body'",
+        ),
         (
             '{"body": "x"}\n',
             ("--on-error", "skip"),
-            "set --text-field (text_field in a dataset's file) to",
+            "set text_field (--text-field) to",
         ),
         (
             '{"body": "x"}',
             ("--on-error", "skip", "--workers", "1"),
-            "set --text-field (text_field in a dataset's file) to",
+            "set text_field (--text-field) to",
         ),
         ('{"body": "x"}', ("--on-error", "skip", "--train-bpe", "300"), "that are good: "),
         ("", ("--train-bpe", "300"), "there are no documents in"),

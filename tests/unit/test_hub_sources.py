@@ -74,7 +74,7 @@ def test_rows_without_text_are_refused_at_the_door(hub: LocalHub) -> None:
         check_data(DataConfig.model_validate({"source": source, "validation_fraction": 0.5}), 256, 8)"""
     for field, problem in (
         ("text", ""),
-        ("content", "has no column 'content', but 'text'; set text_field to a column"),
+        ("content", "has no column 'content', but 'text'; set text_field (--text-field) to a column"),
     ):
         command = [sys.executable, "-c", script, field]
         done = subprocess.run(command, env=os.environ | hub.environment, capture_output=True, text=True, timeout=120)

@@ -275,7 +275,10 @@ def test_too_little_text_is_said_with_its_size(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user", "content": "hi"}], "id": 7}', "no field 'text', but 'messages', 'id'; conv"),
         ('{"text": null}', "a field 'text' that is NoneType, not text"),
         ("{}", "no field 'text', but nothing; convert it"),
-        ('\ufeff{"content": "a"}', "no field 'text', but 'content'; set text_field to a field of text: 'content'"),
+        (
+            '\ufeff{"content": "a"}',
+            "no field 'text', but 'content'; set text_field .--text-field. to a field of text: 'content'",
+        ),
         ("not JSON", None),
         ('["text"]', None),
         ("", None),

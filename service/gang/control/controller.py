@@ -18,16 +18,7 @@ from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.base import counted
-from boost_core.messages import (
-    Cause,
-    Drill,
-    Fault,
-    FaultReport,
-    Profile,
-    RankTimesReport,
-    SteeredReport,
-    WorkerCommand,
-)
+from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile, RankTimesReport, SteeredReport, WorkerCommand
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.report import at
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks

@@ -235,11 +235,7 @@ class RayGangs:
         gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=_name_of(gang),
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            resources=ON_THE_HEAD,
+            name=_name_of(gang), get_if_exists=True, lifetime="detached", num_cpus=0, resources=ON_THE_HEAD
         )
         actor = supervisor.remote(spec, orders, context)
         self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))  # it takes seconds to start and to answer
