@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from service.accounts.quotas import QueueInUse
 from sqlalchemy import Connection
 
 from boost_core.checkpoint.folder import CheckpointFolder
@@ -15,6 +14,7 @@ from boost_core.config import JobSpec
 from boost_core.plan.machine import NOMINAL
 from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import PlanSearch, search_report
+from service.accounts.tenants_and_queues import QueueInUse
 from service.api.errors import RateLimited
 from service.api.routes.cluster import NODES
 from service.api.routes.jobs import merged
