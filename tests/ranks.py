@@ -16,7 +16,8 @@ import torch.distributed as dist
 from service.gang.ray.fork_server import ONE_THREAD
 
 LARGEST_GANG = 8
-PRELOADED = ["boost_core.train", "pytest"]  # seconds, which each rank would take again
+# Seconds, which each rank would take again; the first recomputation and the first optimizer import torch._dynamo.
+PRELOADED = ["boost_core.train", "pytest", "torch._dynamo"]
 
 
 class Ranks:

@@ -14,7 +14,7 @@ from boost_core.model.attention import Rotation
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Pending, Totals
-from boost_core.parallel.shard import initialize_, make_weights, split_axes
+from boost_core.parallel.shard import initialize_, replace_weights, split_axes
 
 SEED = 7
 HOST = torch.device("cpu")
@@ -102,10 +102,13 @@ def run_sharded(
     ledger = CommunicationLedger()
     collectives = communicator(dist.group.WORLD, "tp", ledger)
     network, axes = build(model, parallelism, collectives, fp8=fp8)
-    make_weights(network, axes, collectives.rank, collectives.size, SEED, device, dtype)
     full, axis_of = full_weights(model, dtype), split_axes(network, axes)
-    for name, weight in network.named_parameters():
-        weight.data.copy_(shard_of(full[name], axis_of[name], collectives.rank, collectives.size))
+
+    def shard(name: str, _: WeightSpec) -> torch.Tensor:
+        own = shard_of(full[name], axis_of[name], collectives.rank, collectives.size)
+        return own.to(device, memory_format=torch.contiguous_format, copy=True)
+
+    replace_weights(network, shard)
     tokens, targets = (ids.flatten().to(device) for ids in batch(model, sequences, length))
     rotation = Rotation.of(model, length, device)
     loss_T = network(tokens, targets, rotation)
