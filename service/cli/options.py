@@ -49,6 +49,11 @@ def job_of(context: typer.Context, job: str) -> str:
     return named[0].id if named else job
 
 
+def job_or_place(context: typer.Context, job: str) -> str:
+    """Likewise of what may also be a folder or URL: those have a slash, or exist."""
+    return job if "/" in job or Path(job).exists() else job_of(context, job)
+
+
 def jobs_of(context: typer.Context, jobs: list[str] | None) -> list[str]:
     """Return the IDs of jobs, each as in ``job_of``."""
     return [job_of(context, job) for job in jobs or ()]
@@ -77,6 +82,16 @@ JobOrCheckpoint = Annotated[
         metavar="JOB|CHECKPOINT",
         help="A job, a folder of checkpoints, or one checkpoint: a path, file:// or s3://.",
         autocompletion=complete_job_ids,
+        callback=job_or_place,
+    ),
+]
+JobOrFolder = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID|URL",
+        help="A job, or a folder: a path, file:// or s3://.",
+        autocompletion=complete_job_ids,
+        callback=job_or_place,
     ),
 ]
 WhichStep = Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]

@@ -108,14 +108,9 @@ class Api:
     _connect: type[Any]
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        verify: bool | str | Path = True,
-        retry_seconds: float = RETRY_SECONDS,
-        timeout: float = TIMEOUT_SECONDS,
-    ) -> None:
+        self, base_url: str, *, api_key: str | None = None, verify: bool | str | Path = True,
+        retry_seconds: float = RETRY_SECONDS, timeout: float = TIMEOUT_SECONDS,
+    ) -> None:  # fmt: skip
         self._base_url, self._retry_seconds = base_url, retry_seconds
         self._http = self._connect(**options_of_httpx(base_url, api_key, verify, timeout))
 
@@ -202,14 +197,9 @@ class Api:
 
     @operation
     def clone(
-        self,
-        job_id: str,
-        changes: Mapping[str, Any] | None = None,
-        *,
-        from_checkpoint: bool = False,
-        from_weights: bool = False,
-        idempotency_key: str | None = None,
-    ) -> Call[JobRecord]:
+        self, job_id: str, changes: Mapping[str, Any] | None = None, *, from_checkpoint: bool = False,
+        from_weights: bool = False, idempotency_key: str | None = None,
+    ) -> Call[JobRecord]:  # fmt: skip
         """Submit a copy of a job, with changes.
 
         Args:
@@ -324,14 +314,9 @@ class Api:
 
     @stream
     def logs(
-        self,
-        job_id: str,
-        rank: int | None = None,
-        level: str | Collection[str] = (),
-        since: datetime | None = None,
-        after: int = 0,
-        follow: bool = True,
-    ) -> Stream:
+        self, job_id: str, rank: int | None = None, level: str | Collection[str] = (), since: datetime | None = None,
+        after: int = 0, follow: bool = True,
+    ) -> Stream:  # fmt: skip
         """Yield the logs of a job's ranks, as events of kind ``log``; reconnect when the connection is lost.
 
         Args:

@@ -472,6 +472,9 @@ def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(boost, store: Jo
     assert boost("show", "alone", "--json").stdout == boost("show", alone.id, "--json").stdout
     assert json.loads(boost("compare", "alone-2", "alone", "--json").stdout)["jobs"][0]["id"] == other.id
     assert boost("diff", "alone", job_file(tmp_path, GOOD)).exit_code == 0
+    for command in (("ckpt", "show"), ("generate", "--prompt=x"), ("export",), ("eval", f"--tasks={tmp_path}")):
+        asked = boost(*command, "alone", *(["out"] if command == ("export",) else []))
+        assert f"{alone.id} has no committed checkpoint yet" in asked.stderr, command
     result = boost("cancel", "twin")
     assert result.exit_code == 2
     assert "'twin' is the name of several jobs; give an ID" in result.stderr

@@ -234,9 +234,12 @@ def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, st
     assert code(http.post(path, json={"from_weights": True, "from_checkpoint": True})) == (422, "invalid-request")
 
 
-def test_a_clone_of_a_trial_is_not_tagged_as_one(http: httpx.Client) -> None:
+def test_a_clone_of_a_trial_is_not_in_its_sweep(http: httpx.Client) -> None:
     trial = submit(http, name="rates-4", group="rates", tags=["mine", "trial-4", "trial-5"])
-    assert http.post(f"/jobs/{trial['id']}/clone", json={}).json()["spec"]["tags"] == ["mine", "trial-5"]
+    spec = http.post(f"/jobs/{trial['id']}/clone", json={}).json()["spec"]
+    assert (spec["group"], spec["tags"]) == (None, ["mine", "trial-5"])
+    other = submit(http, name="rates-4", group="rates", tags=["mine"])
+    assert http.post(f"/jobs/{other['id']}/clone", json={}).json()["spec"]["group"] == "rates"
 
 
 def test_a_change_in_a_clone_takes_effect_on_what_follows_from_it(http: httpx.Client) -> None:

@@ -250,8 +250,9 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
     written, training = job.requested_spec.with_layouts(None).as_written(), changes.get("training")
     if isinstance(training, dict) and len(given := training.keys() & {"steps", "tokens"}) == 1:
         written["training"].pop("tokens" if "steps" in given else "steps", None)  # one stands for the other
-    trial = "trial-" + written["name"].removeprefix(f"{written['group']}-")  # a sweep's tag, which is not the clone's
-    written["tags"] = [tag for tag in written["tags"] if tag != trial]
+    trial = "trial-" + written["name"].removeprefix(f"{written['group']}-")
+    if trial in written["tags"]:  # of a sweep, whose group and tag are not the clone's
+        written |= {"group": None, "tags": [tag for tag in written["tags"] if tag != trial]}
     try:
         spec = JobSpec.model_validate(merged(written, changes))
     except ValidationError as error:

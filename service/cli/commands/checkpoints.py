@@ -25,7 +25,7 @@ from service.cli.commands.local import run_trainer
 from service.cli.connection import ask, open_client
 from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_table, say
 from service.cli.job_text import value_in_words
-from service.cli.options import AsJson, JobId, JobOrCheckpoint, Tokenizer, Url, WhichStep, complete_job_ids
+from service.cli.options import AsJson, JobId, JobOrCheckpoint, JobOrFolder, Tokenizer, Url, WhichStep
 from service.client import Client
 from service.models.access import Scope
 from service.models.jobs import CheckpointDetail, CheckpointList
@@ -34,12 +34,6 @@ app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete check
 
 JOB_ID = re.compile(r"job-[0-9a-z]+")
 
-JobOrFolder = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID|URL", help="A job, or a folder: a path, file:// or s3://.", autocompletion=complete_job_ids
-    ),
-]
 Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="Step of the checkpoint.")]
 FolderUrl = Annotated[
     str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")

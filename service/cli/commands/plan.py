@@ -76,7 +76,7 @@ def plan(
             parser=hours,
             help="Mean time between failures of one GPU, in hours or such as 32d (default: "
             f"{GPU_MTBF_HOURS:,.0f} hours, as in Llama 3's training); 64 GPUs fail 64 times as often: 768, or 32d, is "
-            "one failure in 12 hours.",
+            "one failure in 12 hours. Nodes of 8 that fail once in 21 days: 168d.",
         ),
     ] = None,
     store_bandwidth: Annotated[
@@ -109,7 +109,7 @@ def plan(
         if kind:
             if described is not None and described.device is not None:
                 raise BadInput(f"--gpus {gpus}: --cluster describes the GPUs already; leave out {kind}")
-            of_kind = {"accelerator_type": kind, "gpus_per_worker": 1}
+            of_kind = {"accelerator_type": kind.strip().replace(" ", "-"), "gpus_per_worker": 1}
             spec = read_job(job, {"resources": spec.resources.model_dump(mode="json") | of_kind})
     if measure:
         if profile or service or spec.resources.gpus_per_worker:
@@ -205,6 +205,8 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
     print_facts([("memory of a rank", f"{_size(largest.total)}{of}: {parts}")], _INDENT)
     for note in plan.notes:
         say(f"note: {note}")
+    if plan.fastest is None:
+        say("note: nothing above fits; boost plan --gpus N finds the layouts of N GPUs that do")
     if chosen is not None:
         say(f"chosen from {chosen.timed} legal layouts:")
         for layout in chosen.layouts:
