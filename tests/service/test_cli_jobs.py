@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from boost_core.config import JobSpec
+from boost_core.plan.report import Plan
 from service.cli.console import BadInput
 from service.cli.options import merge_patch, moment
 from service.jobs.states import JobState
-from service.models.jobs import PlanAnswer
 from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job
 from tests.service.command_line import boost_at, job_file
 from tests.service.records import GOOD
@@ -74,7 +74,7 @@ def test_a_plan_needs_no_service(tmp_path: Path) -> None:
     boost = boost_at("http://127.0.0.1:1")  # nobody listens there
     shown, as_json = boost("plan", job_file(tmp_path, job)), boost("plan", job_file(tmp_path, job), "--json")
     assert shown.exit_code == 0, shown.output
-    planned = PlanAnswer.model_validate_json(as_json.stdout)
+    planned = Plan.model_validate_json(as_json.stdout)
     _, _, _, _, header, alone, together, *rest = shown.stdout.splitlines()
     assert header.split()[:2] == ["LAYOUT", "RANKS"]
     assert alone.startswith("tp 1 × pp 1 × dp 1")

@@ -141,25 +141,27 @@ def plan(
 
     if url is not None:
         raise BadInput("--url goes with --service")
-    chosen, describes_gpus = None, described is not None and described.device is not None
+    result: Plan | SearchReport
+    chosen = None
     try:
-        report = search_report(spec, search, conditions=conditions) if search else None
-        if report is not None and not as_json:
-            print_search(report, spec)
-            return
-        if spec.leaves_layouts and describes_gpus and report is None:
-            raise BadInput("layouts: auto takes no GPUs that --cluster describes; list layouts, or give --gpus")
-        if spec.leaves_layouts and not describes_gpus:
-            chosen = choose_layouts(spec, Basis(profile=measured))
-            spec = spec.with_layouts(chosen.sizes)
-        if measured is None and not describes_gpus:
-            refuse_unknown_gpu(spec.resources)
-        machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
-        result = plan_of(spec, machine.joined_at(network), conditions)
+        if search is None:
+            if spec.leaves_layouts:
+                if described is not None and described.device is not None:
+                    raise BadInput("layouts: auto takes no GPUs that --cluster describes; list layouts, or give --gpus")
+                chosen = choose_layouts(spec, Basis(profile=measured))
+                spec = spec.with_layouts(chosen.sizes)
+            if measured is None and (described is None or described.device is None):
+                refuse_unknown_gpu(spec.resources)
+            machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
+            result = plan_of(spec, machine.joined_at(network), conditions)
+        else:
+            result = search_report(spec, search, conditions=conditions)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if as_json:
-        print_json(PlanAnswer(**dict(result), chosen=chosen, search=report))
+        print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
+    elif isinstance(result, SearchReport):
+        print_search(result, spec)
     else:
         print_plan(result, spec, chosen)
 
