@@ -172,8 +172,7 @@ def device_named(name: str) -> Device | None:
     for listed in DEVICES:
         if name.upper() in map(str.upper, listed.memory):
             return listed
-    # 40G, 40 GB and 40GiB are the same, and so are RTX4090 and RTX 4090.
-    words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper().replace("RTX", "RTX "))
+    words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper())  # 40G, 40 GB and 40GiB are the same
     there = re.findall(r"[A-Z0-9]+", words)
     device = next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
     if device is None or "MIG" in there:

@@ -263,7 +263,8 @@ def _portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # whatever its own methods raise
-        return (OSError if isinstance(error, OSError) else RuntimeError)(in_words(error))
+        kind = next((each for each in (FileNotFoundError, OSError) if isinstance(error, each)), RuntimeError)
+        return kind(in_words(error))
     return error
 
 

@@ -150,9 +150,9 @@ def _of_line(line: bytes, url: str, place: str, field: str, misread: bool) -> Do
     except RecursionError:
         problem = "nested too deeply to be read as JSON"
     except json.JSONDecodeError as error:
-        problem = f"no JSON: it is broken or cut off at character {error.pos + 1} ({error.msg})"
+        problem = f"no JSON from character {error.pos + 1} on ({error.msg}): an object with a field {field!r} is needed"
     except ValueError as error:
-        problem = f"no JSON that can be read: {error}"
+        problem = f"cannot be read as JSON: {error}"
     return Document(url, place, line, problem)
 
 

@@ -41,7 +41,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     out = getattr(options, "out", None)
     if out and (Path(out).is_dir() or not Path(out).parent.is_dir()):  # said before hours of work
-        raise ValueError(f"--out {out!r} is no file in a folder that exists; name one")
+        raise ValueError(f"--out must name a file in a folder that exists, not {out!r}")
     try:
         # Imported here because transformers and lm-eval may not be installed.
         from boost_core.inference.generate import Sampling, generate, load_model

@@ -29,11 +29,11 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
     for text, place in zip(paths, places, strict=True):
         if not place.exists():
             raise ValueError(f"no task file or folder is at {text!r}; check --tasks")
-        for file in sorted(place.rglob("*.yaml")) if place.is_dir() else [place]:
-            try:
-                file.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"task file {str(file)!r} is not UTF-8 at byte {error.start}; convert it") from error
+        try:
+            if place.is_file():  # of a folder's files, those that are no tasks are left out
+                place.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"task file {text!r} is not UTF-8 at byte {error.start}; convert it") from error
     folders = {str(place if place.is_dir() else place.parent) for place in places}
     manager = TaskManager(include_path=sorted(folders), include_defaults=False)
     tasks: list[str] = []

@@ -95,13 +95,9 @@ class KeyStore:
         self._cached: dict[str, _CachedKey] = {}
 
     def create(
-        self,
-        name: str,
-        tenant: str,
-        scopes: Collection[Scope],
-        expires_at: datetime | None = None,
+        self, name: str, tenant: str, scopes: Collection[Scope], expires_at: datetime | None = None,
         request: Request | None = None,
-    ) -> NewKey:
+    ) -> NewKey:  # fmt: skip
         """Create a key, and its tenant if it does not exist.
 
         Repeating a request returns the same key with a new secret and invalidates the old one: the

@@ -1,5 +1,6 @@
 """Checks of a job on submission that go beyond the legality of its spec."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from service.trackers.opening import kinds_of, tracker_errors
 
 _MOST_NAMED = 3
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -355,15 +357,22 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
 def _pin_origin(url: str, context: Context, tenant: str) -> None:
     """Pin a single checkpoint that a job is to start from: its gang may start long after ``keep_last`` would remove it.
 
-    Only that of a job of the same tenant is pinned; the newest of a folder is never removed.
+    Only that of a job of the same tenant is pinned; the newest of a folder is never removed. A job may start from what
+    cannot be pinned: where the store refuses it, or the credentials of the other job are gone.
     """
     there, step = located(url)
-    with suppress(JobNotFound, PermissionError):
+    with suppress(JobNotFound):
         job = context.store.get(there.url.rpartition("/")[2])
-        folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(storage_options(job.spec, context, job.tenant)))
-        same = folder.url.removeprefix("file://") == there.url.removeprefix("file://")
-        if step is not None and same and job.tenant == tenant and job.spec.checkpoint.keep_last is not None:
-            folder.pin(step)
+        if step is None or job.tenant != tenant or job.spec.checkpoint.keep_last is None:
+            return
+        try:
+            folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(storage_options(job.spec, context, tenant)))
+            if folder.url.removeprefix("file://") == there.url.removeprefix("file://"):
+                folder.pin(step)
+        except FileNotFoundError:  # it has just been removed
+            raise
+        except Exception as error:  # stores raise types of their own
+            logger.warning("the checkpoint %s, from which a job is to start, cannot be pinned: %s", url, error)
 
 
 def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions:

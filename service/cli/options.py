@@ -1,6 +1,7 @@
 """Options and arguments that several commands share: completion, and changes and times as written on a command line."""
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import yaml
 from boost_core.config.base import read_yaml
 from service.cli.connection import open_client
 from service.cli.console import BadInput
+from service.client import ApiError, ServiceUnreachable
 
 _COMPLETION_SECONDS = 1.0
 _MOST_NAMED = 5
@@ -50,8 +52,10 @@ def job_of(context: typer.Context, job: str) -> str:
 
 
 def job_or_place(context: typer.Context, job: str) -> str:
-    """Likewise of what may also be a folder or URL: those have a slash, or exist."""
-    return job if "/" in job or Path(job).exists() else job_of(context, job)
+    """Likewise of what may also be a folder or URL: those have a slash, or exist, or nobody knows them as a job."""
+    with suppress(ApiError, ServiceUnreachable):
+        return job if "/" in job or Path(job).exists() else job_of(context, job)
+    return job
 
 
 def jobs_of(context: typer.Context, jobs: list[str] | None) -> list[str]:

@@ -112,8 +112,8 @@ def unused_replicas(spec: JobSpec) -> str | None:
     if not sizes or (most := max(layout.dp for layout in spec.layouts())) == sizes.max:
         return None
     return (
-        f"elasticity.data_parallel_size allows {sizes.max} replicas, but the job never has more than {most}: their "
-        "number has to divide the batch's micro-batches"
+        f"elasticity.data_parallel_size allows {sizes.max} replicas, but the job never has more than {most}: more "
+        "could not share its micro-batches equally, or would leave a pipeline with fewer than it has stages"
     )
 
 

@@ -60,12 +60,9 @@ class Room:
     """
 
     def __init__(
-        self,
-        nodes: Sequence[NodeCapacity],
-        free: Sequence[Mapping[str, float]],
-        allocated: Iterable[tuple[Demand, int]] = (),
-        topology: Sequence[str] = (),
-    ) -> None:
+        self, nodes: Sequence[NodeCapacity], free: Sequence[Mapping[str, float]],
+        allocated: Iterable[tuple[Demand, int]] = (), topology: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._steady = [
             number for number, node in enumerate(nodes) if not node.draining and node.unusable is None
         ]  # of all nodes

@@ -79,7 +79,7 @@ def test_a_bad_document_is_said_as_by_processes_and_what_is_done_stays(tmp_path:
     with (source / "3.jsonl").open("a") as stream:
         stream.write("broken\n")
     engine = RayEngine(1)
-    with pytest.raises(ValueError, match=r"3\.jsonl, line 13: no JSON: it is broken.*\nfix it"):
+    with pytest.raises(ValueError, match=r"3\.jsonl, line 13: no JSON from character.*\nfix it"):
         Build(corpus(source), str(tmp_path / "out"), engine, id).run()
     seen: list[BuildProgress] = []
     Build(corpus(source, on_error="skip"), str(tmp_path / "out"), engine, seen.append).run()

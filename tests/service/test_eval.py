@@ -102,8 +102,8 @@ def test_files_that_cannot_be_used_are_named_before_anything_is_loaded(
 ) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"task: caf\xe9\n")
     for options, refusal in (
-        ([f"--tasks={tasks}", f"--out={tmp_path}"], "is no file in a folder that exists"),
-        ([f"--tasks={tasks}", f"--out={tmp_path}/no/scores.json"], "is no file in a folder that exists"),
+        ([f"--tasks={tasks}", f"--out={tmp_path}"], "--out must name a file in a folder that exists"),
+        ([f"--tasks={tasks}", f"--out={tmp_path}/no/scores.json"], "--out must name a file in a folder that exists"),
         ([f"--tasks={tmp_path}/latin.yaml"], "latin.yaml' is not UTF-8 at byte 9; convert it"),
     ):
         assert main(["eval", *options, "/nowhere"]) == 2

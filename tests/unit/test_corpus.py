@@ -236,7 +236,7 @@ def test_bad_documents_are_named_or_listed(tmp_path: Path) -> None:
     source = write(tmp_path / "in", texts(40))
     with (source / "2.jsonl").open("a") as stream:
         stream.write("broken\n")
-    with pytest.raises(ValueError, match=r"2\.jsonl, line 13: no JSON: it is broken"):
+    with pytest.raises(ValueError, match=r"2\.jsonl, line 13: no JSON from character"):
         make(corpus(source), tmp_path / "out")
     counts = make(corpus(source, on_error="skip"), tmp_path / "out").counts
     assert (counts.bad, counts.kept) == (1, 48)

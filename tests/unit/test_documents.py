@@ -50,7 +50,7 @@ def found(path: Path, content: bytes, kind: str) -> tuple[list[str], list[str]]:
 
 BAD_LINES = [
     (b'{"words": "x"}', "has no field 'text', but 'words'; set text_field (--text-field) to a field of text: 'words'"),
-    (b"no json", "no JSON: it is broken or cut off at character 1 (Expecting value)"),
+    (b"no json", "no JSON from character 1 on (Expecting value): an object with a field 'text' is needed"),
     (b"[1, 2]", "no JSON object with a field 'text'"),
     (b'{"text": 3}', "has a field 'text' that is int, not text; convert it"),
     (b'{"text": "half \\ud83d of it"}', r"'text' holds \ud83d, a lone surrogate"),

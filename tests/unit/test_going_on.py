@@ -176,7 +176,7 @@ def test_bad_documents_are_skipped_counted_and_listed(
     assert (index.documents, index.skipped) == (20 * 5 - 1, 4)
     found = quarantined(tmp_path / "out")
     assert [(Path(each["file"]).name, each["place"], each["reason"].split(",")[0]) for each in found] == [
-        ("0.jsonl", "line 3", "no JSON: it is broken or cut off at character 1 (Expecting value)"),
+        ("0.jsonl", "line 3", "no JSON from character at character 1 (Expecting value)"),
         ("2.jsonl", "", "is UTF-16"),
         ("5.jsonl", "line 21", "holds byte 0"),
         ("5.jsonl", "line 22", "no JSON: it is broken or cut off at character 5011 (Invalid control character at)"),

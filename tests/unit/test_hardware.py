@@ -44,7 +44,7 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     ("A100-40G", 40, 1.555, "nvlink-a100"), ("A100", 80, 2.039, "nvlink-a100"), ("A100-PCIE-80G", 80, 1.935, "pcie-4"),
     ("H100-NVL", 94, 3.9, "pcie-5"), ("H100-PCIE", 80, 2.0, "pcie-5"),
     ("NVIDIA-H100-80GB-HBM3", 80, 3.35, "nvlink-h200"), ("B200", 180, 8.0, "nvlink-b200"),
-    ("L40S", 45, 0.864, "pcie-4"), ("RTX-4090", 24, 1.008, "pcie-4-host"), ("RTX4090", 24, 1.008, "pcie-4-host"),
+    ("L40S", 45, 0.864, "pcie-4"), ("RTX-4090", 24, 1.008, "pcie-4-host"),
     ("V100", 32, 0.9, "nvlink-v100"), ("Tesla-V100-SXM2-16GB", 16, 0.9, "nvlink-v100"),
     ("rtx-3090", 24, 0.936, "pcie-4-host"), ("T4", 15, 0.32, "pcie-3"),
     ("NVIDIA-A100-40G", 40, 1.555, "nvlink-a100"), ("NVIDIA-A100-80G", 80, 2.039, "nvlink-a100"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
@@ -98,7 +99,7 @@ def compare(
     rows = [
         (
             f"{job.name}\n{job.id}",
-            f"{job.state}\n{job.message}" if job.message else job.state,
+            f"{job.state}\n{shorten(job.message, 60)}" if job.message else job.state,
             *("-" if loss is None else f"{loss:.4f}" for loss in (job.final_loss, job.best_validation_loss)),
             "-" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}",
             "-" if job.tokens is None else f"{job.tokens:,}",
