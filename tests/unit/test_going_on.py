@@ -74,7 +74,7 @@ def test_a_mended_file_is_gone_on_with_after_the_last_whole_shard(
     assert run(source, tmp_path / "whole") == 0
     whole = spoil(source / "3.jsonl", line)
     assert run(source, tmp_path / "out") == 2
-    assert f"{source}/3.jsonl, line {line}: no JSON: it is broken" in capsys.readouterr().err
+    assert f"{source}/3.jsonl, line {line}: no JSON from character" in capsys.readouterr().err
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*-0000[01].bin")}
     assert len(finished) == 4
     (source / "3.jsonl").write_text(whole)
@@ -179,7 +179,7 @@ def test_bad_documents_are_skipped_counted_and_listed(
         ("0.jsonl", "line 3", "no JSON from character at character 1 (Expecting value)"),
         ("2.jsonl", "", "is UTF-16"),
         ("5.jsonl", "line 21", "holds byte 0"),
-        ("5.jsonl", "line 22", "no JSON: it is broken or cut off at character 5011 (Invalid control character at)"),
+        ("5.jsonl", "line 22", "no JSON from character 5011 on (Invalid control character at)"),
     ]
     assert [each["begins"][:12] for each in found] == ["spoilt\n", "\\xff\\xfex\0", "nul \0 byte", '{"text": "lo']
     assert max(len(each["begins"]) for each in found) == 1000
@@ -239,7 +239,7 @@ def test_a_document_that_holds_the_token_that_ends_documents_is_bad(
         (
             "bad\n\nbad\n",
             ("--on-error", "skip"),
-            "a.jsonl, line 1: no JSON: it is broken or cut off",
+            "a.jsonl, line 1: no JSON from character",
         ),
         (
             '{"body": "x"}',
