@@ -263,8 +263,7 @@ def _portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # whatever its own methods raise
-        kind = next((each for each in (FileNotFoundError, OSError) if isinstance(error, each)), RuntimeError)
-        return kind(in_words(error))
+        return next((k for k in (FileNotFoundError, OSError) if isinstance(error, k)), RuntimeError)(in_words(error))
     return error
 
 

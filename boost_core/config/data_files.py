@@ -281,8 +281,9 @@ def check_data(
                 split = split_source(source, data.validation_fraction, sequence_length, storage_options)
                 if new:
                     refuse_misread(source, [*split.training, *split.validation])
-                    _refuse_lopsided(split, data.validation_fraction)
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
+                if new:
+                    _refuse_lopsided(split, data.validation_fraction)
                 trained_on += split.training
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"

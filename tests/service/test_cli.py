@@ -298,7 +298,7 @@ def test_patch(boost, store: JobStore) -> None:
     assert changed.stdout == f"{job.id} is other, priority -2, with 1 to 8 replica(s)\n"
     uneven = boost("patch", job.id, "--max-replicas", "3").stdout.splitlines()
     assert uneven[0].endswith("with 1 to 3 replica(s)")
-    assert "allows 3 replicas, but the job never has more than 2: their number" in uneven[1]
+    assert "allows 3 replicas, but the job never has more than 2: more could not" in uneven[1]
     assert len(boost("patch", job.id, "--max-replicas", "8").stdout.splitlines()) == 1
     refused = boost("patch", job.id, "--min-replicas", "9")
     assert (refused.exit_code, "min (9) must not exceed max (8)" in refused.stderr) == (2, True)

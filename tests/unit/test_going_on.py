@@ -176,10 +176,14 @@ def test_bad_documents_are_skipped_counted_and_listed(
     assert (index.documents, index.skipped) == (20 * 5 - 1, 4)
     found = quarantined(tmp_path / "out")
     assert [(Path(each["file"]).name, each["place"], each["reason"].split(",")[0]) for each in found] == [
-        ("0.jsonl", "line 3", "no JSON from character at character 1 (Expecting value)"),
+        ("0.jsonl", "line 3", "no JSON from character 1 on (Expecting value): an object with a field 'text' is needed"),
         ("2.jsonl", "", "is UTF-16"),
         ("5.jsonl", "line 21", "holds byte 0"),
-        ("5.jsonl", "line 22", "no JSON from character 5011 on (Invalid control character at)"),
+        (
+            "5.jsonl",
+            "line 22",
+            "no JSON from character 5011 on (Invalid control character at): an object with a field 'text' is needed",
+        ),
     ]
     assert [each["begins"][:12] for each in found] == ["spoilt\n", "\\xff\\xfex\0", "nul \0 byte", '{"text": "lo']
     assert max(len(each["begins"]) for each in found) == 1000
