@@ -259,7 +259,7 @@ def check_data(
 
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
-            sequence, a new job would validate on half the text without asking for that, the model's vocabulary is
+            sequence, a new job would validate on more text than it trains on, the model's vocabulary is
             smaller than the tokenizer's, or folders of tokens have several.
     """
     for named_at, name, written in data.datasets:
@@ -703,7 +703,7 @@ def refuse_misread(source: SourceConfig, files: Sequence[SourceFile]) -> None:
 
 
 def _refuse_lopsided(split: SourceSplit, validation_fraction: float) -> None:
-    """Refuse files of which half the text or more would be for validation, unless that is asked for.
+    """Refuse files of which more text would be for validation than to train on, unless that is asked for.
 
     Files that are all compressed in the same way are judged by their compressed sizes.
 
@@ -713,7 +713,7 @@ def _refuse_lopsided(split: SourceSplit, validation_fraction: float) -> None:
     files = [*split.training, *split.validation]
     comparable = len({compression(file.url) for file in files}) == 1
     share = sum(file.size for file in split.validation) / max(1, sum(file.size for file in files))
-    if comparable and not split.lone_file and share >= 0.5 > validation_fraction:
+    if comparable and not split.lone_file and share > 0.5 > validation_fraction:
         raise ValueError(
             f"{share:.0%} of the text would be for validation, not validation_fraction={validation_fraction:g}: each "
             f"of the {len(files)} files goes to one part as a whole, by a hash of its name; tokenize them beforehand "

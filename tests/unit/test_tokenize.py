@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -439,14 +440,21 @@ def test_options_that_would_have_no_effect_are_refused(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
-def test_a_new_job_does_not_validate_on_far_more_text_than_asked(tmp_path: Path, suffix: str) -> None:
-    for name in "ab":
-        (tmp_path / f"{name}.{suffix}").write_bytes((gzip.compress if suffix == "txt.gz" else bytes)(b"x" * 100))
+def test_a_new_job_does_not_validate_on_more_text_than_it_trains_on(tmp_path: Path, suffix: str) -> None:
     data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)), validation_fraction=0.01)
-    with pytest.raises(UnfitData, match=r"50% of the text would be for validation, not validation_fraction=0\.01"):
-        check_data(data, 256, 8)
-    check_data(data, 256, 8, new=False)  # a job that was accepted earlier
-    check_data(data.model_copy(update={"validation_fraction": 0.5}), 256, 8)
+    refusals = []
+    for sizes in ((1, 3), (3, 1)):  # one of the files is for validation, by its name
+        for name, size in zip("ab", sizes, strict=True):
+            text = random.Random(size).randbytes(100 * size).hex().encode()
+            (tmp_path / f"{name}.{suffix}").write_bytes(gzip.compress(text) if suffix == "txt.gz" else text)
+        check_data(data, 256, 8, new=False)  # a job that was accepted earlier
+        check_data(data.model_copy(update={"validation_fraction": 0.5}), 256, 8)
+        try:
+            check_data(data, 256, 8)
+        except UnfitData as refusal:
+            refusals.append(str(refusal))
+    (refusal_of_one,) = refusals
+    assert "of the text would be for validation, not validation_fraction=0.01" in refusal_of_one
 
 
 def test_an_empty_file_is_no_document(tmp_path: Path) -> None:
