@@ -136,27 +136,25 @@ class Drawn:
 class Found:
     """A rank's step: loss, norm, its part of each gradient and how weights are split; validation, text, bytes sent.
 
-    And how uneven attention is by its plans. Validation and text are left out where only steps are compared.
+    And how uneven attention is by its plans.
     """
 
     loss: float
     norm: float
     gradients: dict[str, torch.Tensor]
     axes: dict[str, int | None]
-    validation: float | None
-    continued: list[list[int]] | None
+    validation: float
+    continued: list[list[int]]
     sent: dict[Entry, tuple[int, int]]
     imbalance: float | None
 
 
-def stepped(cases: list[Case], alone: bool, only_steps: Sequence[Case] = ()) -> list[Found]:
-    """What is found of the cases, and of those of which only the step is asked for."""
+def stepped(cases: list[Case], alone: bool) -> list[Found]:
     with patch.dict(COMPUTE_TYPES, {"fp32": torch.float64}):
-        found = [_step(case, case.spec(ONE if alone else case.layout)) for case in cases]
-        return found + [_step(case, case.spec(case.layout), only_step=True) for case in only_steps]
+        return [_step(case, case.spec(ONE if alone else case.layout)) for case in cases]
 
 
-def _step(case: Case, spec: JobSpec, only_step: bool = False) -> Found:
+def _step(case: Case, spec: JobSpec) -> Found:
     state, drawn = TrainState.initial(spec, CPU, end_of_document=END), Drawn(case.documents)
     result = training_step(state, drawn)  # type: ignore[arg-type]
     sent = {entry: (line.calls, line.bytes) for entry, line in state.ledger.totals().items() if entry.group == "cp"}
@@ -164,8 +162,6 @@ def _step(case: Case, spec: JobSpec, only_step: bool = False) -> Found:
         name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
     }  # fmt: skip
     imbalance = state.partitioner.load.imbalance
-    if only_step:
-        return Found(result.loss, result.gradient_norm, gradients, state.axes, None, None, sent, imbalance)
     kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 5)
     validation = evaluate(state, kept).loss
     texts = list(continued(state, [[3, 4, 5], [6]], 3, END))
@@ -216,7 +212,7 @@ def rounded(cases: list[Case], alone: bool) -> list[Found]:
         spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
     ]
     with patch.object(ContextPlanner, "figures", most_moved):
-        return [_step(case, spec, only_step=True) for case, spec in zip(cases, in_bf16, strict=True)]
+        return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
 @pytest.mark.full
@@ -292,7 +288,7 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
     cases = [
         Case("svd", layout, 3, "latent", 1, exchange=exchange), Case("lax", layout, 0, "none", 1, exchange=exchange),
     ]  # fmt: skip
-    once, again = (ranks.run(layout.world_size, on_two_nodes, [], False, cases) for _ in range(2))
+    once, again = (ranks.run(layout.world_size, on_two_nodes, cases, False) for _ in range(2))
     for number, case in enumerate(cases):
         model = case.spec(layout).model
         assert 4 * model.bottleneck_rank == model.hidden_size == model.key_value_size
@@ -338,10 +334,10 @@ MORE_MOVED = [
 ]
 
 
-def by_most_moved(cases: list[Case], repeated: list[Case]) -> list[Found]:
+def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
     """Of the plans that a job may have, by those that move most tasks, whatever they take."""
     with patch.object(ContextPlanner, "figures", most_moved):
-        return stepped(cases, False, repeated)
+        return stepped(cases, alone)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +353,7 @@ def test_a_step_with_moved_tasks_is_that_of_one_rank(ranks: Ranks, cases: list[C
 def steps_with_moved_tasks(ranks: Ranks, cases: list[Case]) -> Iterator[tuple[Case, Counter[str]]]:
     """Compare steps with those of one rank, and the first two with repeats; bytes of all ranks by purpose."""
     (expected,) = ranks.run(1, stepped, cases, True)
-    of_ranks = ranks.run(4, by_most_moved, cases, cases[:2])
+    of_ranks = ranks.run(4, by_most_moved, [*cases, *cases[:2]], False)
     for one in of_ranks:
         for once, again in zip(one[:2], one[len(cases) :], strict=True):
             assert once.loss == again.loss
@@ -519,13 +515,13 @@ def test_tasks_move_as_latents_where_keys_are_no_wider_than_latents(ranks: Ranks
     assert sent == {"keys", "key gradients", "nodes", *planned_of_moved(replace(case, exchange="latents"))}
 
 
-def on_two_nodes(cases: list[Case], alone: bool, only_steps: Sequence[Case] = ()) -> list[Found]:
+def on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
     """As though the first half of the ranks were on one node, the others on another, and latents sent between such."""
     with (
         patch("socket.gethostname", return_value=f"node-{dist.get_rank() * 2 // dist.get_world_size()}"),
-        patch("boost_core.train.batch.machine_for", return_value=two_nodes([*cases, *only_steps][0])),
+        patch("boost_core.train.batch.machine_for", return_value=two_nodes(cases[0])),
     ):
-        return stepped(cases, alone, only_steps)
+        return stepped(cases, alone)
 
 
 def two_nodes(case: Case) -> Machine:
