@@ -75,6 +75,7 @@ def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | N
 #     <folder>/inputs-00000.json …    which documents of which files the pair of shards holds
 #     <folder>/quarantine-00000.jsonl …  the documents that were skipped for that pair, if any
 #     <folder>/tokenizer.json         the tokenizer used, unless tokens are bytes
+#     <folder>/settings.json          what the tokens were made with, to say what another run's settings differ in
 #     <folder>/index.json             the finished shards; rewritten after each pair of shards
 
 INDEX = "index.json"
