@@ -326,7 +326,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     assert (killed.cause, hung.cause) == (Cause.WORKER_LOST, Cause.HANG)
     # Copies in memory wait for a failing store, so that a checkpoint may be the newer one after the first fault.
     assert killed.recovered_from in ("memory", "storage")
-    assert hung.recovered_from == "memory"
+    assert hung.recovered_from == "memory", hung
     assert any("training_step" in line.message and line.rank == 1 for line in gang.of("log") if line.level == "ERROR")
 
 

@@ -13,11 +13,11 @@ from boost_core.messages import Cause, Drill, Fault, LogLine, Profile, Steer
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.gang.control.controller import (
-    FAILED_STOP_SECONDS,
     MOST_FAILED_STARTS,
     SAVE_AGAIN_SECONDS,
     SECONDS_TO_SEND_AGAIN,
     SILENT_SECONDS,
+    STOP_SECONDS,
     GangController,
 )
 from service.gang.control.controller import START_SECONDS as STARTING_SECONDS
@@ -191,7 +191,7 @@ def test_a_rank_that_does_not_stop_is_replaced() -> None:
     gang.end(RankEnd(End.FAILED, "disk"), 0)
     gang.end(LOST_CONNECTION, 1, 2)
     assert gang.of(port.AbortTraining) == [port.AbortTraining(gang.training.workers[1:])]
-    gang.wait(FAILED_STOP_SECONDS - 0.5)
+    gang.wait(STOP_SECONDS - 0.5)
     assert gang.of(port.ReplaceWorker) == []
     gang.wait(0.5)
     assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(straggler)]
@@ -207,8 +207,8 @@ def test_the_error_of_a_rank_is_the_reason_though_it_takes_long_to_end(how: End)
     assert gang.of(port.AbortTraining) == [port.AbortTraining(gang.training.workers)]
     failed_at = gang.now
     gang.end(LOST_CONNECTION, 0, 2, 3)
-    gang.wait(FAILED_STOP_SECONDS)
-    assert gang.now == failed_at + 10
+    gang.wait(STOP_SECONDS)
+    assert gang.now == failed_at + STOP_SECONDS
     if how is End.LASTING:
         assert finish(gang) == port.Finish(GangPhase.FAILED, "out of memory")
     else:

@@ -41,8 +41,9 @@ from service.gang.control.fault_detection import GangWatch, NodeWatch, RestartLi
 from service.gang.control.record import GangRecord
 from service.gang.status import GangPhase, Orders
 
-STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed
-FAILED_STOP_SECONDS = 10.0  # likewise, once one of them has failed
+# For ranks to stop by themselves once one has failed or is being killed. A stopped process is killed by a task of Ray's
+# on its node, which a busy node takes seconds to start; what is in the memory of those that are late is lost.
+STOP_SECONDS = 15.0
 SILENT_SECONDS = 15.0  # of silence, after which a worker is probed
 MOST_FAILED_STARTS = 5  # of a worker on a node, in a row
 START_SECONDS = 180.0  # for a replica's workers to be up; twice as long for each one in a row that did not start
@@ -506,7 +507,7 @@ class GangController:
     def _check_ends(self, formation: policy.Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
         if formation.failures or any(end is None or end.how in FAILURES for end in ends):
-            yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
+            yield from self._stop(formation, self._now, None)
         elif len(ends) < len(formation.workers):
             return
         elif all(end is not None and end.how is End.FINISHED for end in ends):
@@ -598,21 +599,21 @@ class GangController:
         self._interrupt(suspecting.reason, suspecting.detected)
         if unresponsive:
             yield port.KillWorkers(tuple(unresponsive), stopped=True)  # the others notice this, and stop
-        yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, STOP_SECONDS, unresponsive)
+        yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, unresponsive)
 
     def _interrupt(self, reason: policy.Break, detected: float) -> None:
         self._record.interrupted(reason.cause, reason.message, detected)
         self._record.log("WARNING", f"{reason.message}; the gang is formed again")
 
     def _stop(
-        self, formation: policy.Formation, detected: float, reason: policy.Break | None, seconds: float,
+        self, formation: policy.Formation, detected: float, reason: policy.Break | None,
         unresponsive: Set[int] = frozenset(),
     ) -> Iterator[port.Decision]:  # fmt: skip
         """Wait for all ranks to stop."""
         running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
         if running:
             yield port.AbortTraining(tuple(running))
-        self._state = stopping = policy.Stopping(formation, detected, self._now + seconds, reason, unresponsive)
+        self._state = stopping = policy.Stopping(formation, detected, self._now + STOP_SECONDS, reason, unresponsive)
         yield from self._check_if_stopped(stopping)
 
     def _check_if_stopped(self, stopping: policy.Stopping) -> Iterator[port.Decision]:
