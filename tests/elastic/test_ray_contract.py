@@ -86,7 +86,7 @@ def test_free_memory_is_a_part_of_what_there_is() -> None:
 def test_a_bundle_can_be_kept_off_nodes(nodes: Nodes) -> None:
     *avoided, only = workers()
     group = placement_group([{"CPU": 1}], bundle_label_selector=[{"ray.io/node-id": f"!in({','.join(avoided)})"}])
-    ray.get(group.ready(), timeout=10)
+    ray.get(group.ready(), timeout=60)
     assert within(5, lambda: free_resources()[only].get("CPU", 0) == 1)
     remove_placement_group(group)
 

@@ -218,7 +218,7 @@ class Gang:
         ray.get(self._ranks[number].actor.stop.remote(end))
 
     def ends(self) -> list[RankEnd]:
-        return ray.get(self._trained, timeout=20)
+        return ray.get(self._trained, timeout=90)
 
     def halted(self) -> None:
         self._run.halted()

@@ -339,7 +339,7 @@ def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     times = RankTimesReport(step=1, busy_seconds=[0.25, 0.5])
     store.append_reports(job.id, 1, numbered(times, a_spare(), *(a_step(step) for step in range(1, 11))))
     finish(store, job.id)
-    output, _ = following.communicate(timeout=20)
+    output, _ = following.communicate(timeout=60)
     assert following.returncode == 0, output
     assert "RUNNING: 2 workers train" in output
     assert "step 10/10" in output
@@ -363,7 +363,7 @@ def test_ctrl_c_stops_following_and_leaves_the_job(api: RunningApi, store: JobSt
     assert following.stdout is not None
     assert [following.stdout.readline().split()[0], "QUEUED:" in following.stdout.readline()] == ["submitted", True]
     following.send_signal(signal.SIGINT)
-    output, _ = following.communicate(timeout=20)
+    output, _ = following.communicate(timeout=60)
     (job,) = store.list()
     assert following.returncode == 130, output
     assert f"the job continues. Follow it again: boost events {job.id} -f" in output

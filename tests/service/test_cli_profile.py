@@ -36,7 +36,7 @@ def waits_for_profile(store: JobStore, api: RunningApi, job: JobRecord, *reports
     start(store, job.id)
     store.append_reports(job.id, 1, numbered(a_profile("before", rank=1)))
     waiting = process("profile", job.id, "--rank", "0", "--rank", "1", "--wait", BOOST_URL=api.url)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not store.take_commands(job.id):
         assert waiting.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
@@ -47,7 +47,7 @@ def waits_for_profile(store: JobStore, api: RunningApi, job: JobRecord, *reports
 def test_waiting_for_a_profile_prints_where_its_traces_are(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     waiting = waits_for_profile(store, api, job, a_profile("one", rank=1), a_fault(), a_profile("nought", rank=0))
-    output, _ = waiting.communicate(timeout=20)
+    output, _ = waiting.communicate(timeout=60)
     assert (waiting.returncode, output) == (0, "one\nnought\n")
 
 
@@ -63,7 +63,7 @@ def test_waiting_for_a_profile_prints_where_its_traces_are(api: RunningApi, stor
 )
 def test_waiting_for_a_profile_that_will_not_come(api: RunningApi, store: JobStore, report: Report, says: str) -> None:
     waiting = waits_for_profile(store, api, store.create(a_spec(), "/checkpoints"), a_profile("nought"), report)
-    output, _ = waiting.communicate(timeout=20)
+    output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 1
     assert says in output
 
@@ -72,7 +72,7 @@ def test_waiting_for_a_profile_ends_with_the_job(api: RunningApi, store: JobStor
     job = store.create(a_spec(), "/checkpoints")
     waiting = waits_for_profile(store, api, job, a_profile("nought"))
     finish(store, job.id)
-    output, _ = waiting.communicate(timeout=20)
+    output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 1
     assert "the job ended before the steps of rank 1 were traced" in output
 

@@ -125,7 +125,7 @@ def test_all_that_goes_on_is_watched_until_ctrl_c() -> None:
         assert watching.stdout is not None
         lines = [watching.stdout.readline().split("  ", 1)[1] for _ in range(3)]
         watching.send_signal(signal.SIGINT)
-        output, _ = watching.communicate(timeout=20)
+        output, _ = watching.communicate(timeout=60)
     assert watching.returncode == 130, output
     assert "Traceback" not in output
     assert lines == [

@@ -31,7 +31,7 @@ from tests.processes import name_of, started_by
 from tests.service.records import PROFILE, a_step
 from tests.unit.test_decisions import job as waiting_job
 
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 180
 ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
 
 

@@ -277,7 +277,7 @@ def end_listeners(store: JobStore) -> None:
 
 
 def until(condition: Callable[[], Answer]) -> Answer:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (answer := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
