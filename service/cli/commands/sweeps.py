@@ -22,7 +22,7 @@ from service.cli.console import (
 )
 from service.cli.options import AsJson, Changes, Quiet, Url, merge_patch
 from service.client import Client
-from service.models.sweeps import SweepRequest, SweepState, SweepTrial, TrialState, parameters_in_words
+from service.models.sweeps import Sweep, SweepRequest, SweepState, TrialState, parameters_in_words
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
 
@@ -73,7 +73,7 @@ def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url:
         if follow:
             _follow(client, name)
         sweep = client.sweep(name)
-    facts = [("sweep", f"{sweep.name}, {sweep.state}"), ("", sweep.message), ("best", _best_in_words(sweep.best))]
+    facts = [("sweep", f"{sweep.name}, {sweep.state}"), ("", sweep.message), ("best", _best_in_words(sweep))]
     shares = sorted((sweep.importance or {}).items(), key=lambda each: -each[1])
     if shares:
         facts.append(("importance", f"over {sweep.trials[TrialState.COMPLETE]} completed trials:"))
@@ -135,8 +135,8 @@ def show_best(
     if changes and steps is None:
         raise BadInput("--set goes with --continue STEPS, which makes a new job")
     with open_client(url) as client:
-        best = client.sweep(name).best
-        if best is None:
+        sweep = client.sweep(name)
+        if (best := sweep.best) is None:
             raise Failed(f"no trial of sweep {name} has completed yet; boost sweep status {name} shows them")
         if steps is None:
             if as_json:
@@ -144,7 +144,7 @@ def show_best(
             elif quiet:
                 say_unchanged(str(best.job_id))
             else:
-                say(_best_in_words(best))
+                say(_best_in_words(sweep))
                 say(f"continue it: boost sweep best {name} --continue STEPS")
             return
         described = {"name": f"{name}-{best.number}-continued", "group": None, "tags": ["continued"]}
@@ -175,7 +175,8 @@ def _follow(client: Client, name: str) -> None:
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _best_in_words(best: SweepTrial | None) -> str:
-    if best is None:
+def _best_in_words(sweep: Sweep) -> str:
+    if (best := sweep.best) is None:
         return "no trial has completed yet"
-    return f"trial {best.number}, {number(best.value)}, job {best.job_id}: {parameters_in_words(best.parameters)}"
+    value = f"{number(best.value)}{' so far' if sweep.finished_at is None else ''}"
+    return f"trial {best.number}, {value}, job {best.job_id}: {parameters_in_words(best.parameters)}"
