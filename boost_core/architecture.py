@@ -24,14 +24,7 @@ from typing import NamedTuple
 from boost_core.config.base import counted
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import (
-    TRAITS,
-    Layout,
-    ParallelismConfig,
-    RecomputeMode,
-    StrategyName,
-    chosen_strategy,
-)
+from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, RecomputeMode, StrategyName, strategy_of
 from boost_core.config.training import OptimizerConfig
 from boost_core.hardware import peak_flops_per_second
 
@@ -412,7 +405,7 @@ class Sharding:
 
 def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Sharding:
     """The sharding that a job uses."""
-    return _SHARDINGS[chosen_strategy(model, parallelism)]
+    return _SHARDINGS[strategy_of(model, parallelism)]
 
 
 def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:

@@ -376,16 +376,19 @@ class CheckpointFolder:
         if not any(self._filesystem.exists(path) for path in (self._file(step, MANIFEST), self._file(step, COMMITTED))):
             raise FileNotFoundError(f"{self.url} holds no committed checkpoint of step {step}")
 
-    def prune(self, keep_last: int | None, keep_every: int | None, read_files: bool = False) -> list[int]:
+    def prune(
+        self, keep_last: int | None, keep_every: int | None, read_files: bool = False, newest: int | None = None
+    ) -> list[int]:  # fmt: skip
         """Remove the unpinned checkpoints that ``prunable`` names, and return their steps.
 
-        Damaged ones do not count among the newest.
+        Damaged ones do not count among the newest, nor do those that the job has left out, since it is behind them.
 
         Args:
             keep_last: Number of newest checkpoints to keep; ``None``: all.
             keep_every: Checkpoints at multiples of this many steps are kept as well.
             read_files: Whether to check for damage by reading the files of those kept, rather than only their
                 manifests and file sizes.
+            newest: The step that the job has just saved; ``None`` if it does not train.
         """
         steps = self.steps()
         if keep_last is None or len(steps) <= keep_last:
@@ -393,7 +396,8 @@ class CheckpointFolder:
         # The damaged ones among the newest, down to the ``keep_last``-th intact one.
         damaged, intact = list[int](), 0
         for checkpoint in self.checkpoints():
-            if checkpoint.damage or (read_files and self.damage(checkpoint.step)):
+            left_out = newest is not None and checkpoint.step > newest
+            if left_out or checkpoint.damage or (read_files and self.damage(checkpoint.step)):
                 damaged.append(checkpoint.step)
             else:
                 intact += 1

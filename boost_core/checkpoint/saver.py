@@ -188,7 +188,7 @@ class Saver:
         self._outcome = SaveOutcome(step, stored_step, manifest, failure, time.perf_counter() - started)
         if manifest is not None and dist.get_rank() == 0:
             try:
-                self._folder.prune(self._keep.keep_last, self._keep.keep_every)
+                self._folder.prune(self._keep.keep_last, self._keep.keep_every, newest=stored_step)
             except Exception as error:  # stores raise types of their own
                 if str(error) != self._unremoved:  # one that may not remove anything would say so at each checkpoint
                     logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)

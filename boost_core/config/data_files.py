@@ -156,7 +156,7 @@ def read_index(folder: str, storage_options: StorageOptions | None = None) -> To
     Raises:
         ValueError: The index is missing or damaged, or the folder is not complete yet.
     """
-    index = find_index(folder, storage_options)
+    index = index_of(folder, storage_options)
     if index is None:
         raise ValueError(f"{folder!r} holds no tokens ({INDEX} is missing); make them with: boost data tokenize")
     if not index.complete:
@@ -164,7 +164,7 @@ def read_index(folder: str, storage_options: StorageOptions | None = None) -> To
     return index
 
 
-def find_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
+def index_of(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
     """Read the index of a folder of tokens, complete or not; ``None`` if there is none.
 
     Args:
@@ -260,8 +260,8 @@ def check_data(
 
     Raises:
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
-            sequence, a new job would validate on more text than it trains on, the model's vocabulary is
-            smaller than the tokenizer's, or folders of tokens have several.
+            sequence, a new job would validate on more text than it trains on or on another source's, the model's
+            vocabulary is smaller than the tokenizer's, or folders of tokens have several.
     """
     for named_at, name, written in data.datasets:
         if written is None or not written.paths:
@@ -271,8 +271,7 @@ def check_data(
         (source.kind, source.paths, source.text_field): number
         for number, (source, _) in reversed([*enumerate(data.sources)])
     }
-    trained_on: list[SourceFile] = []
-    indices: dict[str, TokenIndex] = {}
+    trained_on, validated_on, indices = list[SourceFile](), list[SourceFile](), dict[str, TokenIndex]()
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
@@ -286,10 +285,14 @@ def check_data(
                 if new:
                     _refuse_lopsided(split, data.validation_fraction)
                 trained_on += split.training
+                validated_on += [] if split.lone_file else split.validation
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
-    identities = {file.identity for file in trained_on} if data.validation else set()
+    identities = {file.identity for file in trained_on}
+    if new and (both := next((file.url for file in validated_on if file.identity in identities), None)):
+        problem = "is validated on as part of one source and trained on as part of another; name each file in one only"
+        raise UnfitData("data.mixture", f"{both} {problem}")
     for number, named in enumerate(data.validation):
         try:
             if named.kind == "tokenized":

@@ -1,6 +1,5 @@
 """The job spec: everything a user can specify about a training job, and which combinations of it are legal."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,9 +45,9 @@ from boost_core.config.parallelism import (
     Layout,
     ParallelismConfig,
     cannot_send_latents,
-    chosen_strategy,
     chunk_tokens,
     divisors,
+    strategy_of,
     strategy_problems,
 )
 from boost_core.config.training import (
@@ -625,7 +624,7 @@ def layout_problems(
             )
             problems.append(FieldProblem(("training", field), size, message))
 
-    kind, strategy, message = optimizer.kind, chosen_strategy(model, parallelism), ""
+    kind, strategy, message = optimizer.kind, strategy_of(model, parallelism), ""
     if kind == "loro" and model.family != "svd":
         message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
     elif kind == "muon" and model.family == "dense":
@@ -756,7 +755,7 @@ def _pipeline_problems(
             f"{model.num_hidden_layers}"
         )
         problems.append(FieldProblem(("parallelism", "pipeline_parallel_size"), size, f"{message}; use fewer stages"))
-    if schedule == "zero_bubble" and chosen_strategy(model, parallelism) != "btp":
+    if schedule == "zero_bubble" and strategy_of(model, parallelism) != "btp":
         message = "zero_bubble defers weight gradients, which only btp supports; use interleaved_1f1b"
         problems.append(FieldProblem(of_schedule, schedule, message))
     if training.cuda_graphs == "on":
@@ -801,7 +800,7 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
 def uneven_tokens(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
     """Why dense tensor parallel ranks cannot have equal parts of a sequence's tokens."""
     tensor, tokens = parallelism.tensor_parallel_size, training.sequence_length // parallelism.context_parallel_size
-    if chosen_strategy(model, parallelism) != "fullrank" or tokens % tensor == 0:
+    if strategy_of(model, parallelism) != "fullrank" or tokens % tensor == 0:
         return []
     message = f"{tensor} does not divide the {tokens} tokens of a sequence on a rank; choose a divisor"
     return [FieldProblem(("parallelism", "tensor_parallel_size"), tensor, message)]
@@ -895,8 +894,7 @@ def elasticity_problems(
 
 def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list[int]:
     """Numbers of replicas from ``least`` to ``most`` that divide a step's micro-batches."""
-    batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
-    micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
+    micro_batches = training.common_batch // training.micro_batch_size
     return [number for number in divisors(micro_batches) if least <= number <= most]
 
 

@@ -527,14 +527,14 @@ class ElasticityConfig(Config):
 StrategyName = Literal["btp", "vanilla", "fullrank"]
 
 
-def chosen_strategy(model: ModelConfig, parallelism: ParallelismConfig) -> StrategyName:
+def strategy_of(model: ModelConfig, parallelism: ParallelismConfig) -> StrategyName:
     """The strategy of a job, with the family's default filled in."""
     return parallelism.strategy or ("fullrank" if model.family == "dense" else "btp")
 
 
 def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
     """Why the chosen strategy does not support the family or the number of tensor parallel ranks."""
-    strategy, family = chosen_strategy(model, parallelism), model.family
+    strategy, family = strategy_of(model, parallelism), model.family
     problems, unfit = [], ""
     if strategy == "fullrank" and family != "dense":
         unfit = f"fullrank splits dense matrices, but family={family} has low-rank pairs; use btp or vanilla"
@@ -626,7 +626,7 @@ def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, trai
         return f"keys and values of family={model.family} are not computed from latents alone"
     if training.attention is not None:
         return "sparse attention sends each head's keys by themselves, but heads share their latents"
-    if chosen_strategy(model, parallelism) != "btp":
+    if strategy_of(model, parallelism) != "btp":
         return "only under strategy=btp do tensor parallel ranks have the whole latents"
     if model.bottleneck_rank % tensor:
         return f"model.rank={model.rank} cannot be split equally among {tensor} tensor parallel ranks"

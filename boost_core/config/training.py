@@ -3,6 +3,7 @@
 import re
 from decimal import Decimal
 from itertools import pairwise
+from math import gcd
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
@@ -481,6 +482,11 @@ class TrainingConfig(Config):
     def micro_batches(self, replicas: int) -> int:
         """Micro-batches per step of a data parallel replica, once the batch has its full size."""
         return self.global_batch_size // (self.micro_batch_size * replicas)
+
+    @property
+    def common_batch(self) -> int:
+        """The most sequences of which the batch of every step is a multiple."""
+        return gcd(self.global_batch_size, *(stage.global_batch_size for stage in self.batch_size_warmup))
 
     def batch_size(self, step: int) -> int:
         """Sequences in optimizer step ``step``, counted from 1."""

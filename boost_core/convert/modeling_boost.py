@@ -254,7 +254,9 @@ class BoostAttention(MistralAttention):
         value = self.v_proj(hidden_states, latents).view(heads).transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            key, value = past_key_values.update(
+                key, value, self.layer_idx, {"cache_position": kwargs.get("cache_position")}
+            )
         backend = self.config._attn_implementation
         attention = eager_attention_forward if backend == "eager" else ALL_ATTENTION_FUNCTIONS[backend]
         attended, weights = attention(

@@ -314,13 +314,14 @@ class Windows:
         self._tokens, self._length, self._seed = tokens, sequence_length, seed
         self.count = (len(tokens) - 1) // sequence_length
         self._epoch = -1
-        self._permutation = np.empty(0, dtype=np.int64)
+        self._permutation: npt.NDArray[np.unsignedinteger[Any]] = np.empty(0, dtype=np.uint8)
 
     def sequence(self, sample: int) -> Sequences:
         """A sample, ``[sequence_length + 1]``."""
         epoch, place = divmod(sample, self.count)
         if epoch != self._epoch:
-            self._permutation = np.random.default_rng((*self._seed, epoch)).permutation(self.count)
+            self._permutation = np.arange(self.count, dtype=np.min_scalar_type(self.count))  # each rank holds it
+            np.random.default_rng((*self._seed, epoch)).shuffle(self._permutation)
             self._epoch = epoch
         return _window(self._tokens, int(self._permutation[place]), self._length)
 

@@ -15,17 +15,7 @@ from typing import Any, get_args
 import fsspec
 from pydantic import TypeAdapter
 
-from boost_core.config.data_files import (
-    INDEX,
-    Cursor,
-    Input,
-    Part,
-    Shard,
-    SourceFile,
-    TokenIndex,
-    find_index,
-    list_files,
-)
+from boost_core.config.data_files import INDEX, Cursor, Input, Part, Shard, SourceFile, TokenIndex, index_of, list_files
 from boost_core.config.storage import literal
 from boost_core.config.training import BYTES, OnError, SourceConfig
 from boost_core.data.documents import Document, NewFile, QuarantineFile, Reading, naming, refuse_changed
@@ -284,7 +274,7 @@ class _Batch:
 
 def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
     """The index to continue from, and what its shards hold of each file."""
-    index = find_index(plan.folder)
+    index = index_of(plan.folder)
     # Equal for equal tokenizers, splits and other settings.
     settings = {
         "kind": plan.source.kind, "text field": plan.source.text_field, "tokenizer": plan.tokenizer_json,

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from boost_core.config import ModelConfig
-from boost_core.config.data_files import find_index, read_index
+from boost_core.config.data_files import index_of, read_index
 from boost_core.config.storage import read_small
 from boost_core.config.training import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
@@ -249,7 +249,7 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
         return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
     # The tokenizer that made a folder's tokens is stored in the folder unless it is bytes.
     folder = data.sources[0][0].paths[0]
-    if name is not None and find_index(folder) is None:  # the folder is gone, so compare with the model only
+    if name is not None and index_of(folder) is None:  # the folder is gone, so compare with the model only
         return _of_file(name, model, data.end_of_document)
     index = read_index(folder)
     name = name or f"{folder.rstrip('/')}/{_FILE}"

@@ -138,9 +138,7 @@ class _CountedStage(PipelineStage):
     ) -> None:  # fmt: skip
         def examples(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
             differentiable = dtype.is_floating_point
-            return tuple(
-                torch.empty(shape, dtype=dtype, device=device, requires_grad=differentiable) for shape in shapes
-            )
+            return tuple(torch.empty(size, dtype=dtype, device=device, requires_grad=differentiable) for size in shapes)
 
         losses, (inputs, outputs) = torch.promote_types(dtype, torch.float32), part.shapes(tokens)
         super().__init__(

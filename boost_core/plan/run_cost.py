@@ -169,7 +169,7 @@ def planned_run(
         hidden = (step - seconds.update) * machine.profile.host_bandwidth
         waits = on_host + max(0.0, copied - on_host - hidden)
     copying = waits / machine.profile.host_bandwidth
-    remembers = job.fault_tolerance.memory_copy_every_steps
+    remembers = job.fault_tolerance.memory_copy_every_steps if layout.world_size > 1 else None
 
     def stalls(every_steps: int) -> tuple[float, float]:
         """Seconds for which a checkpoint holds up the steps, and for which all copies do per second of steps."""
@@ -199,7 +199,8 @@ def planned_run(
             return apart / between * exp(-restart / between) / failing
 
         shares = {each: useful(each) for each in (best, *_ROUND_STEPS) if each == best or best < each < training.steps}
-        practical = max(each for each, share in shares.items() if share >= max(shares.values()) - _LITTLE_LESS)
+        enough = (1 - _LITTLE_LESS) * max(shares.values())
+        practical = max(each for each, share in shares.items() if each == best or share >= enough > 0)
         apart = max(every, written)
         from_memory = lost = None
         if remembers is not None:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
-from math import gcd, inf
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -304,7 +304,7 @@ class _Search:
         """All combinations, their numbers of replicas, largest first, and a lower bound on a micro-batch's seconds."""
         spec, training, gpus = self._spec, self._spec.training, self._gpus
         node, layers = self._machine.cluster.levels[0].fan_out, spec.model.num_hidden_layers
-        batch = gcd(training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
+        batch = training.common_batch
         tensors = [size for size in range(1, min(node, gpus) + 1) if spec.model.hidden_size % size == 0]
         for tensor, micro_batch in product(tensors, self._micro_batches):
             if batch % micro_batch:
@@ -713,14 +713,17 @@ def search_report(
     if first is None:
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
     elif (used := first.layout.world_size) < request.gpus:
-        batch, replica = spec.training.global_batch_size, used // first.layout.dp
+        batch, replica = spec.training.common_batch, used // first.layout.dp
+        sequences = f"{batch:,} sequences per step"
+        if batch != spec.training.global_batch_size:
+            sequences = f"{batch:,} sequences, the most of which every step's batch is a multiple,"
         numbers, most = divisors(batch), request.gpus // replica
         fewer = sum(number <= request.gpus for number in numbers)
         among = f"among {', '.join(f'{number:,}' for number in numbers[max(fewer - 3, 0) : fewer + 1])}"
         if batch % most:
-            reason = f"{batch:,} sequences per step do not divide among {most:,} replicas, but {among}"
+            reason = f"{sequences} do not divide among {most:,} replicas, but {among}"
         else:
-            reason = f"layouts with more take longer; {batch:,} sequences per step divide {among} replicas"
+            reason = f"layouts with more take longer; {sequences} divide {among} replicas"
         why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}, here of {counted(replica, 'GPU')} each")
     why += [f"device: {machine.profile.description}", network_in_words(machine)]
     why += published_in_words(spec)

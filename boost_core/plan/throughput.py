@@ -911,14 +911,15 @@ class Step:
             weights: How many a rank has.
             backward: Seconds of the backward pass of its blocks, which hides a part.
         """
-        zero, ranks = self._job.parallelism.zero_stage, self._layout.same_weights
-        rounds = self._micro_batches if zero == 2 else 1
-        kind = "all_reduce" if zero == 0 else "reduce_scatter"
+        # Custom updates need whole gradients, whatever ZeRO's stage.
+        whole, ranks = self._sharers == 1, self._layout.same_weights
+        rounds = self._micro_batches if self._job.parallelism.zero_stage == 2 else 1
+        kind = "all_reduce" if whole else "reduce_scatter"
         buckets = max(1, round(weights / BUCKET_ELEMENTS))
         one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES, buckets)
         last = one_round / buckets
         reduced = rounds * (last + self._profile.exposed(one_round - last, backward, long=True))
-        if zero == 0:
+        if whole:
             return reduced
         return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element, buckets)
 
@@ -929,5 +930,6 @@ class Step:
             crossed = sum(map(model.crosses_into, stage.layers))
             weights += crossed * block_parameters(model, crossed=True)
             weights += (len(stage.layers) - crossed) * block_parameters(model, crossed=False)
-            weights += (stage.first + stage.last) * model.vocab_size * model.hidden_size
+            tables = stage.first + (stage.last and not (stage.first and model.tie_embeddings))
+            weights += tables * model.vocab_size * model.hidden_size
         return weights / self._layout.tp

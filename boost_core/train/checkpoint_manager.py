@@ -224,6 +224,7 @@ def _steps(folder: CheckpointFolder) -> list[int]:
 REPORT_SECONDS = 30.0  # how long a store may fail before it is reported, and between reports
 REPEAT_SECONDS = 600.0  # between reports about the same checkpoint
 HALT_SECONDS = 30.0  # how long a halt waits for a failing store
+SLOW_STORE_SECONDS = 1800.0  # how long a store may take for one checkpoint before the gang seems to hang
 WAIT_SECONDS = 0.2  # between polls while waiting
 
 
@@ -403,6 +404,11 @@ class CheckpointManager:
         Args:
             wait: Whether to wait for it; if the store fails, it is not retried.
         """
+        until = time.monotonic() + SLOW_STORE_SECONDS
+        if wait:
+            self.saver.make_way()
+        while wait and time.monotonic() < until and not self.saver.ends_within(WAIT_SECONDS):
+            self._membership.while_saving("")
         outcome = self.saver.outcome(wait)
         if outcome is not None:
             self._due.stored(outcome.stored_step)

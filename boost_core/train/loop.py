@@ -292,6 +292,12 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     indices = on_first_rank(check, failure=OSError, as_they_are=(ValueError, StoreUnusable))
     prompts = Prompts(spec)  # refused before the text is tokenized, which may take long
     corpus = load_corpus(spec.data, length, indices)
+    tokens = [(len(stream.training), len(stream.validation)) for stream in corpus.streams]
+    if (of_first := on_first_rank(lambda: tokens)) != tokens:
+        raise ValueError(
+            f"data: rank {dist.get_rank()} has {tokens} tokens to train on and to validate on, and rank 0 {of_first}; "
+            "give all nodes the same files, and do not change them while a job trains"
+        )
     peak = PeakMemory(device)
     with peak.watched:
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)

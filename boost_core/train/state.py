@@ -377,8 +377,8 @@ class Membership:
         before_copy: Called before a copy of the state is kept anywhere; from a thread.
         after_copy: Called with each step whose state is held twice for every rank; from a thread.
         before_save: Called before a checkpoint is written; an exception counts as the store's refusal.
-        while_saving: Called repeatedly after the last step with the store's error for the last checkpoint; empty
-            as long as it has not failed.
+        while_saving: Called repeatedly while a checkpoint is waited for, with the store's error if it is the last one;
+            empty as long as it has not failed.
         waited_seconds: How long previous gangs have waited for the store to take the last checkpoint.
         steers: Changes of values to make, by number. Each is made once all ranks have it.
     """

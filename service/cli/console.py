@@ -110,7 +110,7 @@ class PlainTable:
             yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
     Terminal().print(PlainTable(columns, [*rows]), crop=False)
 
@@ -120,7 +120,7 @@ def print_list(answer: BaseModel, as_json: bool, columns: Sequence[str], rows: I
     if as_json:
         print_json(answer)
     else:
-        print_table(columns, rows)
+        print_rows(columns, rows)
 
 
 def print_one(answer: BaseModel, as_json: bool, facts: Iterable[tuple[str, str]], indent: int = 12) -> None:

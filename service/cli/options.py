@@ -13,7 +13,9 @@ from boost_core.config.base import read_yaml
 from service.cli.connection import open_client
 from service.cli.console import BadInput
 from service.client import ApiError, ServiceUnreachable
+from service.jobs.model import JobRecord
 
+PAGE = 500  # jobs; the API's maximum per request
 _COMPLETION_SECONDS = 1.0
 _MOST_NAMED = 5
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -42,7 +44,10 @@ def job_of(context: typer.Context, job: str) -> str:
     if context.resilient_parsing or job.startswith("job-"):
         return job
     with open_client(context.params.get("url")) as client:
-        named = [each for each in client.list(name=job).jobs if each.name == job]
+        named, cursor, first = list[JobRecord](), None, True
+        while first or (cursor is not None and len(named) < 2):
+            page, first = client.list(limit=PAGE, cursor=cursor, name=job), False
+            named, cursor = named + [each for each in page.jobs if each.name == job], page.next_cursor
     if len(named) > 1:
         which = [f"{each.id} ({each.state})" for each in named[:_MOST_NAMED]]
         raise BadInput(

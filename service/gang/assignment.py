@@ -222,9 +222,7 @@ def visible_gpus(groups: Sequence[Sequence[WorkerPlace]]) -> list[tuple[str, ...
     Args:
         groups: Places of ranks, tensor parallel group after group.
     """
-    return [
-        tuple(dict.fromkeys(gpu for place in group for gpu in place.accelerators)) for group in groups for _ in group
-    ]
+    return [tuple(dict.fromkeys(gpu for each in group for gpu in each.accelerators)) for group in groups for _ in group]
 
 
 # What workers need of their nodes, by Ray's names

@@ -300,9 +300,10 @@ class JobStore:
             jobs = self._known.read(connection, queries.UNFINISHED)
         return [job for job in jobs if not job.finished]  # one may have ended while they were read
 
-    def failed_since(self, moment: datetime, limit: int) -> Sequence[JobRecord]:
-        """Jobs that have FAILED since a point in time, the newest first, at most ``limit``."""
-        query = queries.FAILED.where(JobRow.finished_at >= moment).limit(limit)
+    def failed_since(self, moment: datetime, limit: int, tenant: str | None = None) -> Sequence[JobRecord]:
+        """Jobs of a tenant, or of all, that have FAILED since a point in time, the newest first, at most ``limit``."""
+        ours = true() if tenant is None else JobRow.tenant == tenant
+        query = queries.FAILED.where(JobRow.finished_at >= moment, ours).limit(limit)
         with self.engine.connect() as connection:
             return self._known.read(connection, query)
 
@@ -471,9 +472,7 @@ class JobStore:
 
         Raises as ``change`` does.
         """
-        return self._write(
-            job_id, lambda record, _: Write({"arrival": NEXT_ARRIVAL}) if record.arrival is None else None
-        )
+        return self._write(job_id, lambda job, _: Write({"arrival": NEXT_ARRIVAL}) if job.arrival is None else None)
 
     def patch(
         self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None,
@@ -617,9 +616,7 @@ class JobStore:
         versions = {change.record.id: change.record.version for change in changes}
         with self.engine.begin() as connection:
             # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
-            self._update(
-                connection, [(change.record.id, change.record.version - 1, change.values) for change in changes]
-            )
+            self._update(connection, [(each.record.id, each.record.version - 1, each.values) for each in changes])
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
             observations.add(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)
@@ -747,9 +744,7 @@ class JobStore:
         with Session(self.engine) as session:
             rows = session.execute(newest).all()
         place = urlsplit(folder, "file")[:2]
-        reports = [
-            CheckpointReport.model_validate(report) for report, url in rows if urlsplit(url, "file")[:2] == place
-        ]
+        reports = [CheckpointReport.model_validate(each) for each, url in rows if urlsplit(url, "file")[:2] == place]
         largest = max(reports, key=lambda report: report.bytes, default=None)
         if largest is None or largest.bytes < _LARGE_CHECKPOINT or largest.commit_seconds <= 0:
             return None

@@ -325,9 +325,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     if "restarts" in changes:
         values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
     after = {**changes, "goodput": goodput, "version": record.version + 1}
-    compared = (
-        observation(record, report, time) for _, time, report in reports if isinstance(report, ComparisonReport)
-    )
+    compared = (observation(record, each, time) for _, time, each in reports if isinstance(each, ComparisonReport))
     return Reported(record.with_values(after), values, events, [each for each in compared if each])
 
 

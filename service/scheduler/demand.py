@@ -79,9 +79,7 @@ class Demand:
             short = (layout for layout in allowed if lacking(node_host_bytes(spec, layout, machine), machine))
             beyond = frozenset(short)
         beyond = beyond or frozenset()
-        self.layouts = tuple(
-            layout for layout in allowed if needed.get(layout, 0) <= self.limit and layout not in beyond
-        )
+        self.layouts = tuple(each for each in allowed if needed.get(each, 0) <= self.limit and each not in beyond)
         most = max((needed[layout] for layout in self.layouts), default=0) if self.any_kind else 0
         self.avoid = frozenset(kind for kind, size in DEVICE_BYTES.items() if size < most)
         self.lacks_hosts = any(needed.get(layout, 0) <= self.limit for layout in beyond)

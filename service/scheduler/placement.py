@@ -126,9 +126,7 @@ class Room:
         """The nodes that a job can use."""
         self._asked.add(demand.kind)
         if demand.kind not in self._usable:
-            self._usable[demand.kind] = sum(
-                1 << number for number, node in enumerate(self._nodes) if demand.takes(node)
-            )
+            self._usable[demand.kind] = sum(1 << bit for bit, node in enumerate(self._nodes) if demand.takes(node))
         return self._usable[demand.kind]
 
     def reported_classes(self, demand: Demand | None = None) -> Iterator[tuple[int, int]]:

@@ -93,9 +93,7 @@ class Quotas:
 
     def allows(self, job: JobRecord, ranks: int) -> bool:
         """Whether there is room for some more ranks of a job; always for none."""
-        return ranks <= 0 or all(
-            self.left(account) >= self.needs(job, account, ranks) for account in self.accounts(job)
-        )
+        return ranks <= 0 or all(self.left(each) >= self.needs(job, each, ranks) for each in self.accounts(job))
 
     def too_small(self, job: JobRecord, ranks: int) -> Account | None:
         """The first account that could not hold a gang of this many ranks even if it were empty."""

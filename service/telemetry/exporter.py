@@ -56,8 +56,8 @@ class TenantCollector(Collector):
         yield family("boost_jobs", "Jobs in each state.", ("state",), states)
         failed = [
             ((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
-            for job in store.failed_since(now - FAILED_FOR, MOST_FAILED)
-            if tenant in (None, job.tenant) and job.finished_at is not None
+            for job in store.failed_since(now - FAILED_FOR, MOST_FAILED, tenant)
+            if job.finished_at is not None
         ]
         of_failed = "When the job FAILED; for an hour."
         yield family("boost_job_failed_timestamp_seconds", of_failed, (*LABELS, "reason"), failed)

@@ -41,7 +41,7 @@ def names_one(expression: ast.expr) -> bool:
         'x = model.family == "cola"',
         'x = "lax" if family != "svd" else 1',
         'x = strategy in ("btp", "vanilla")',
-        'x = chosen_strategy(model, parallelism) is "btp"',
+        'x = strategy_of(model, parallelism) is "btp"',
         'x = {"fullrank": 2, "btp": 7}[strategy]',
         'match model.family:\n    case "dense":\n        pass',
         'match strategy:\n    case "btp" | "vanilla":\n        pass',

@@ -4,6 +4,7 @@ import json
 import logging
 import resource
 import shutil
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -524,6 +525,33 @@ def save_with_a_small_limit(folder: str) -> str:
 
 def test_all_ranks_know_what_the_system_has_said(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.run(2, save_with_a_small_limit, str(tmp_path)) == ["rank 1: OSError: [Errno 27] File too large"] * 2
+
+
+def halt_while_a_slow_store_takes_a_checkpoint(spec: JobSpec) -> list[str]:
+    """What was said meanwhile; the store has the checkpoint once something was said three times."""
+    said, calls = list[str](), threading.Semaphore(0)
+
+    def while_saving(failure: str) -> None:
+        said.append(failure)
+        calls.release()
+
+    def before_save() -> None:
+        assert all(calls.acquire(timeout=60) for _ in range(3))
+
+    def after_step(times) -> None:
+        if times.step == spec.checkpoint.every_steps:
+            membership.halt.set()  # after the next one
+
+    membership = Membership(before_save=before_save, while_saving=while_saving, after_step=after_step)
+    train(spec, Recorder(), membership)
+    return said
+
+
+def test_a_halt_that_a_slow_store_holds_up_is_no_hang(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path, parallelism={"tensor_parallel_size": 1})
+    (said,) = ranks.run(1, halt_while_a_slow_store_takes_a_checkpoint, spec)
+    assert len(said) >= 3 and set(said) == {""}
+    assert CheckpointFolder(str(tmp_path)).steps() == [3]
 
 
 TRY_SECONDS = 0.5

@@ -13,6 +13,7 @@ from boost_core.checkpoint.resharding import load_whole
 from boost_core.config import JobSpec
 from tests.checkpoints import save_whole
 from tests.distributed.recording import train_and_record
+from tests.distributed.test_checkpoint import step_and_save
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
@@ -172,6 +173,20 @@ def test_damaged_checkpoints_are_told_of_and_do_not_count(store: tuple[str, dict
     folder.remove(400)
     folder.remove(500)
     assert folder.steps() == [200, 300]
+
+
+def test_those_that_a_job_has_left_out_do_not_count_either(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = written(store, job, 100, 200, 300)
+    assert folder.prune(1, None, newest=200) == [100]
+    assert folder.steps() == [200, 300]
+
+
+def test_a_job_behind_a_checkpoint_keeps_the_one_that_it_has_just_saved(ranks: Ranks, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    spec = tiny_job(corpus, tmp_path / "runs", checkpoint={"keep_last": 1})
+    folder = written((str(tmp_path / "runs"), None), spec, 1, 100)
+    ranks.run(2, step_and_save, spec)
+    assert folder.steps() == [2, 100]
 
 
 def test_a_byte_that_has_changed_counts_where_files_are_read(store: tuple[str, dict | None], job: JobSpec) -> None:

@@ -45,7 +45,7 @@ def test_reports_of_a_whole_run(ranks: Ranks, corpus: Path, tmp_path: Path) -> N
 
 def where_the_first_rank_alone_reads_indices(spec: JobSpec) -> int | str:
     """The number of reports, or why it was refused."""
-    name = "boost_core.config.data_files.find_index"
+    name = "boost_core.config.data_files.index_of"
     refused = patch(name, side_effect=AssertionError("it reads the index")) if dist.get_rank() else nullcontext()
     with refused:
         try:
@@ -162,6 +162,19 @@ def test_the_wrong_number_of_ranks_is_refused_with_a_remedy(ranks: Ranks, corpus
     spec = tiny_job(corpus, tmp_path, parallelism={"tensor_parallel_size": 4})
     with pytest.raises(ValueError, match="= 4 processes, but 2 are running; start 4"):
         ranks.run(2, train_and_record, spec)
+
+
+def why_training_ends(first: JobSpec, others: JobSpec) -> str:
+    try:
+        train_and_record(others if dist.get_rank() else first)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_have_other_files_are_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    specs = [tiny_job(each, tmp_path / "checkpoints") for each in (corpus, write_corpus(tmp_path / "more", files=9))]
+    assert ranks.run(2, why_training_ends, *specs)[1].startswith("data: rank 1 has [(")
 
 
 def test_a_loss_that_is_not_finite_stops_the_job(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:

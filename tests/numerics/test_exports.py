@@ -138,6 +138,8 @@ def test_an_export_generates_with_a_cache_what_it_does_without(exported: Exporte
     with_cache = model.generate(prompts, **greedy, return_dict_in_generate=True)
     assert with_cache.past_key_values.get_seq_length() == 6 + 16 - 1
     assert torch.equal(with_cache.sequences, model.generate(prompts, **greedy, use_cache=False))
+    static = model.generate(prompts, **greedy, cache_implementation="static")
+    assert torch.equal(with_cache.sequences, static)
     with torch.no_grad():
         whole = model(with_cache.sequences).logits.argmax(-1)
     assert torch.equal(with_cache.sequences[:, 6:], whole[:, 5:-1])

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.config.parallelism import chosen_strategy, strategy_problems
+from boost_core.config.parallelism import strategy_of, strategy_problems
 from tests.numerics import reference
 from tests.numerics.sharded import batch, errors_of_cells, full_weights, token_weights
 from tests.ranks import Ranks
@@ -69,7 +69,7 @@ def test_any_legal_shape_is_exact(
     assume(not strategy_problems(model, parallelism))
     # Halves of one sequence are not computed again.
     assume(not (parallelism.split_micro_batch and sequences == 1 and parallelism.recompute != "none"))
-    assume(chosen_strategy(model, parallelism) != "fullrank" or length % 2 == 0)
+    assume(strategy_of(model, parallelism) != "fullrank" or length % 2 == 0)
     leaves = {name: weight.clone().requires_grad_() for name, weight in full_weights(model).items()}
     loss = reference.token_losses(model, leaves, *batch(model, sequences, length))
     (loss * token_weights(loss.numel())).sum().backward()

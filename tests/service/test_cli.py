@@ -466,7 +466,9 @@ def test_a_time_between_failures_that_is_none_is_refused(boost, tmp_path: Path) 
         assert "give hours, or a span such as 12h or 30d" in refused.output.replace("\n", " ")
 
 
-def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(boost, store: JobStore, tmp_path: Path) -> None:
+def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(
+    boost, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone, other = store.create(a_spec(name="alone"), "/c"), store.create(a_spec(name="alone-2"), "/c")
     twins = [store.create(a_spec(name="twin"), "/c") for _ in range(2)]
     assert boost("show", "alone", "--json").stdout == boost("show", alone.id, "--json").stdout
@@ -480,5 +482,9 @@ def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(boost, store: Jo
     assert "'twin' is the name of several jobs; give an ID" in result.stderr
     assert all(twin.id in result.stderr for twin in twins)
     assert "there is no job 'alon'" in boost("cancel", "alon").stderr
+    monkeypatch.setattr("service.cli.options.PAGE", 1)
+    assert boost("show", "alone", "--json").stdout == boost("show", alone.id, "--json").stdout
+    store.create(a_spec(name="twin-2"), "/c")
+    assert "'twin' is the name of several jobs" in boost("cancel", "twin").stderr
     assert boost("cancel", "alone", other.id).exit_code == 0
     assert [store.get(job.id).state for job in (alone, other)] == [JobState.CANCELLED] * 2

@@ -261,6 +261,11 @@ def test_what_alerts_need_of_gangs_that_fail_or_do_not_start(
     store.change(job.id, Reason.TRAINING_FAILED, "no more")
     failed = {"job_id": job.id, "job_name": "tiny", "tenant": "default", "reason": "TRAINING_FAILED"}
     assert abs(Scrape(http).value("boost_job_failed_timestamp_seconds", **failed) - time.time()) < 30
+    theirs = store.create(a_spec(), "/c", Owner("other", "bob"))
+    start(store, theirs.id)
+    store.change(theirs.id, Reason.TRAINING_FAILED, "no more")
+    assert [each.id for each in store.failed_since(long_ago, 1)] == [theirs.id]
+    assert [each.id for each in store.failed_since(long_ago, 1, "default")] == [job.id], "others crowd nobody out"
     with store.engine.begin() as connection:
         connection.execute(update(JobRow).values(finished_at=datetime.now(UTC) - timedelta(hours=2)))
     assert Scrape(http).find("boost_job_failed_timestamp_seconds") == []

@@ -196,9 +196,10 @@ def test_jobs_are_corrected_by_those_before_them_and_keep_that(client: Client, s
     assert searched.search is not None
     assert searched.search.provenance == "fitted"
     described = {"levels": [{"name": "node", "fan_out": 8, "gigabytes_per_second": 1}]}
-    networked = client.plan(CPU, {"gpus": 2, "cluster": described})
-    assert networked.search is not None
-    assert networked.search.provenance == "assumed", "jobs ran on another network"
+    for network in ({"cluster": described}, {"network_gigabits": 10}):
+        networked = client.plan(CPU, {"gpus": 2} | network)
+        assert networked.search is not None
+        assert networked.search.provenance == "assumed", "jobs ran on another network"
     chosen = client.submit(left)
     (told,) = client.events(chosen.id, follow=False, kinds=["layouts"])
     assert (chosen.fitted is not None, told.data["provenance"]) == (True, "fitted")

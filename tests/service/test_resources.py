@@ -231,6 +231,12 @@ def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, st
     other = {"checkpoint": {"continue_from": "/elsewhere"}}
     again = http.post(path, json={"from_weights": True, "changes": other}).json()["spec"]["checkpoint"]
     assert (again["weights_from"], again["continue_from"]) == (job["checkpoint_url"], None)
+    tuned = http.post(path, json={"from_weights": True, "changes": theta}).json()
+    start(store, tuned["id"])
+    store.append_reports(tuned["id"], 1, numbered(a_step(5), a_checkpoint(5)))
+    write_checkpoints(store.get(tuned["id"]), 5)
+    tuned_on = http.post(f"/jobs/{tuned['id']}/clone", json={"from_checkpoint": True}).json()["spec"]["checkpoint"]
+    assert (tuned_on["weights_from"], tuned_on["continue_from"]) == (None, tuned["checkpoint_url"])
     assert code(http.post(path, json={"from_weights": True, "from_checkpoint": True})) == (422, "invalid-request")
 
 

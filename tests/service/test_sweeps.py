@@ -26,6 +26,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
+from boost_core.config.base import StoreUnusable
+from boost_core.config.data_files import UnfitData
 from service.api.errors import InvalidJob, StoreUnavailable
 from service.api.limits import THREADS_PER_TENANT
 from service.api.routes.sweeps import trial_submitter
@@ -771,6 +773,21 @@ def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
         assert passes.count("default") == 1 and len(submitted) == 6
     finally:
         responds.set()
+
+
+def test_a_store_that_fails_for_a_moment_refuses_no_trial(
+    api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise problems.pop()
+
+    monkeypatch.setattr("service.api.admission.check_data", fails)
+    sweeps, submit = api.app.state.context.sweeps, trial_submitter(api.app.state.context)
+    sweep = sweeps.create(SweepRequest.model_validate(request()), Owner("default", "tester"))
+    problems = [UnfitData("data.source.paths", "there is no file"), StoreUnusable("slow down")]
+    for expected in (InvalidJob, IllegalTrial):
+        with pytest.raises(expected):
+            submit(sweep, 0, {}, lambda _: None)
 
 
 def test_a_submission_that_fails_at_once_is_soon_tried_again_however_long_others_took(lab: Lab) -> None:

@@ -149,6 +149,24 @@ def test_with_all_copies_lost_it_starts_from_the_store() -> None:
     assert formed(gang) == [("aa", None), ("bb", None)]
 
 
+@pytest.mark.parametrize("node", [True, False])
+def test_state_that_is_lost_while_it_is_loaded_is_looked_for_in_memory_once_more(node: bool) -> None:
+    gang = a_gang(fault_tolerance={"memory_copy_every_steps": 1, "hang_seconds": 600, "max_restarts": 9})
+    if node:
+        gang.lose_node("a")
+    else:
+        gang.lose(1)
+    gang.wait(START_SECONDS + 1)
+    for again in (1, 2):
+        gang.end(RankEnd(End.STATE_LOST, "worker 1 is gone"))
+        prepared = len(gang.of(port.Prepare))
+        while len(gang.of(port.Prepare)) == prepared:
+            gang.wait(0.5)
+        gang.wait(1)
+        assert (gang.of(port.Prepare)[-1].owners == ()) == (again == 2)
+    assert [step for _, step in formed(gang)[-3:]] == [3, 3, None]
+
+
 def test_a_hang_leaves_the_stacks_of_all_and_kills_who_does_not_answer() -> None:
     gang = a_gang()
     stuck = gang.members[2]
@@ -293,6 +311,26 @@ def test_a_pause_that_the_store_refuses_is_tried_again_later() -> None:
     gang.end(STORED)
     gang.wait(0.5)
     assert finish(gang).phase is GangPhase.PAUSED
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_pause_waits_for_lost_workers_for_as_long_as_they_may_take_to_start(in_time: bool) -> None:
+    gang = FakeGang(job(), replace(orders(2), allowed=(layout(2),)), "ab")
+    gang.wait(START_SECONDS + 1)
+    gang.train(3)
+    gang.lose_node("b")
+    gang.tell(PAUSE)
+    gang.wait(STARTING_SECONDS - 10)
+    if in_time:
+        gang.nodes.add("c")
+        gang.wait(START_SECONDS + 1)
+        assert formed(gang)[1:] == [("aacc", 3)]
+        assert gang.of(port.HaltTraining) == [port.HaltTraining(gang.training.workers, store=True)]
+        return
+    gang.wait(8)
+    assert gang.of(port.Finish) == [], "its state is in memory"
+    gang.wait(4)
+    assert finish(gang) == port.Finish(GangPhase.PAUSED, "paused after step 3; its steps after 0 will be repeated")
 
 
 def test_a_node_that_goes_away_is_left_when_another_is_ready() -> None:

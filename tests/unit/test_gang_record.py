@@ -260,6 +260,17 @@ def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, reco
     assert record.waited_seconds == 5
 
 
+def test_a_step_that_is_repeated_ends_the_wait_for_the_store(clock: Clock, record: GangRecord) -> None:
+    record.saving("disk full")
+    clock.now += 5
+    record.interrupted(Cause.NODE_LOST, "node b was lost", clock.now)
+    form(record)
+    hear(record, resumed(0))
+    assert record.waited_seconds == 5
+    hear(record, a_step(1))
+    assert record.waited_seconds == 0
+
+
 def test_an_update_is_what_was_not_told_yet(record: GangRecord) -> None:
     assert not record.has_more(10)
     hear(record, a_step(2))

@@ -9,7 +9,7 @@ import pytest
 
 from boost_core.config import DataConfig, SourceConfig
 from boost_core.config.base import INTERRUPTED
-from boost_core.config.data_files import find_index, read_index
+from boost_core.config.data_files import index_of, read_index
 from boost_core.data import __main__ as command
 from boost_core.data import tokenizers
 from boost_core.data.corpus import load_corpus
@@ -102,7 +102,7 @@ def cut_off(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) ->
     whole = spoil(source / "3.jsonl", 18)
     assert run(source, tmp_path / "out") == 2
     capsys.readouterr()
-    index = find_index(str(tmp_path / "out"))
+    index = index_of(str(tmp_path / "out"))
     assert index is not None and index.cursor.file == 3 and 5 < index.cursor.document < 18
     return whole
 

@@ -211,3 +211,12 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
         why.endswith("22 sequences per step divide among 1, 2, 11 replicas, here of 7 GPUs each") for why in report.why
     ), report.why
     assert report.choices[0].kilowatt_hours == pytest.approx(0.7 * report.choices[0].gpu_hours)  # 700 W each
+    warm_up = {"global_batch_size": 16, "batch_size_warmup": ({"until_step": 10, "global_batch_size": 6},)}
+    grows = a_spec(
+        model={"preset": "1b", "vocab_size": 32_000, "family": "cola"}, training=training | warm_up,
+        resources={"gpus_per_worker": 1, "accelerator_type": "H100"}, parallelism={},
+    )  # fmt: skip
+    assert any(
+        "2 sequences, the most of which every step's batch is a multiple, do not divide among 4 replicas, but" in why
+        for why in search_report(grows, PlanSearch(gpus=4)).why
+    )

@@ -173,8 +173,16 @@ def test_failures_are_those_of_llama_3_unless_the_plan_says_otherwise() -> None:
     on_cpus = job(resources={"gpus_per_worker": 0, "accelerator_type": None})
     assert run_of(on_cpus, RunConditions()).goodput is None
     assert goodput_of(run_of(on_cpus)).hours_between_failures == pytest.approx(25)
-    hopeless = goodput_of(run_of(job(), RunConditions(mtbf_hours=1e-3)))
-    assert (hopeless.from_memory, hopeless.from_checkpoints) == (0, pytest.approx(0))
+    for hours in (0.5, 1e-3):
+        hopeless = run_of(job(), RunConditions(mtbf_hours=hours))
+        assert hopeless.checkpoint is not None and hopeless.checkpoint.best_every_steps is not None
+        assert hopeless.checkpoint.practical_every_steps <= 3 * hopeless.checkpoint.best_every_steps
+    assert (goodput_of(hopeless).from_memory, goodput_of(hopeless).from_checkpoints) == (0, pytest.approx(0))
+
+
+def test_a_single_rank_has_no_peer() -> None:
+    alone = job(parallelism={"tensor_parallel_size": 1, "data_parallel_size": 1}, model={"preset": "60m"})
+    assert goodput_of(run_of(alone)).from_memory is None
 
 
 def test_a_lost_node_leaves_the_largest_legal_number_of_replicas() -> None:

@@ -1,10 +1,15 @@
 """What reaches a supervisor, and when."""
 
 import threading
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorUnavailableError
 
 from boost_core.messages import LogLine
 from service.gang.assignment import Message
 from service.gang.control.fault_detection import Heartbeat
+from service.gang.ray_train import rank_worker
 from service.gang.worker.rank_metrics import SupervisorReporter
 
 
@@ -50,3 +55,20 @@ def test_others_signs_of_life_go_with_the_next_message_each_once_and_in_order() 
         reporter.flush(60)
     assert [other for message in sent for other in message.others] == others
     assert all(message.worker == 0 for message in sent)
+
+
+def test_a_message_is_sent_again_until_the_supervisor_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, pauses = list[Message](), list[float]()
+
+    def get(message: Message) -> None:
+        sent.append(message)
+        if len(sent) < 3:
+            raise ActorUnavailableError("its connection broke", None)
+
+    monkeypatch.setattr(rank_worker, "ray", SimpleNamespace(get=get))
+    monkeypatch.setattr(rank_worker, "time", SimpleNamespace(sleep=pauses.append))
+    supervisor = SimpleNamespace(push=SimpleNamespace(remote=lambda message: message))
+    message = Message(0, 0, 1, [], None, None)
+    rank_worker.RankWorker._push(SimpleNamespace(_first=None, _supervisor=supervisor), message)
+    assert sent == [message] * 3
+    assert pauses == [rank_worker.RELAY_SECONDS] * 2

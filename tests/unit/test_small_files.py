@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config.data_files import find_index, tokenizer_vocabulary
+from boost_core.config.data_files import index_of, tokenizer_vocabulary
 from boost_core.config.storage import Unreadable, read_small
 from boost_core.data.tokenizers import open_tokenizer
 
@@ -46,7 +46,7 @@ def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
     for name in ("index.json", "tokenizer.json", "step-00000001/manifest.json"):
         os.mkfifo(tmp_path / name)
     for read in (
-        lambda: find_index(str(tmp_path)),
+        lambda: index_of(str(tmp_path)),
         lambda: tokenizer_vocabulary(str(tmp_path / "tokenizer.json")),
         lambda: open_tokenizer(str(tmp_path / "tokenizer.json"), None),
         lambda: CheckpointFolder(str(tmp_path)).manifest(1),

@@ -134,6 +134,17 @@ def test_a_file_is_the_same_under_all_its_names(tmp_path: Path, spelled: str) ->
         )
 
 
+def test_no_source_of_a_mixture_trains_on_what_another_validates_on(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "code", files=20)
+    write_corpus(tmp_path, files=20)
+    sources = [{"kind": "text", "paths": [str(path)], "weight": 1} for path in (tmp_path, tmp_path / "code")]
+    mixed = DataConfig.model_validate({"mixture": sources, "validation_fraction": 0.3})
+    with pytest.raises(UnfitData, match="is validated on as part of one source and trained on as part of another"):
+        check_data(mixed, 256, 4)
+    check_data(mixed, 256, 4, new=False)  # a job that was accepted goes on
+    check_data(DataConfig.model_validate({"mixture": [sources[0], sources[0] | {"weight": 2}]}), 256, 4)
+
+
 def test_a_saved_dataset_is_what_its_state_lists(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     parts = {name: datasets.Dataset.from_dict({"text": [name] * 9}) for name in ("train", "test")}

@@ -23,7 +23,7 @@ from boost_core.config.data_files import (
     Shard,
     UnfitData,
     check_data,
-    find_index,
+    index_of,
     kind_by_names,
     list_files,
     read_index,
@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
         assert run(tmp_path / "in", tmp_path / "whole", *options) == 0
         with patch.object(command, "_show", interrupt):
             assert run(tmp_path / "in", tmp_path / "cut", *options) == 130
-        begun = find_index(str(tmp_path / "cut"))
+        begun = index_of(str(tmp_path / "cut"))
         assert begun is None or not begun.complete
         assert run(tmp_path / "in", tmp_path / "cut", *options) == 0
     assert tokens_of(tmp_path / "cut") == tokens_of(tmp_path / "whole")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import tokenizers
 
 from boost_core import __version__
-from boost_core.config.data_files import INDEX, Cursor, Part, Shard, SourceFile, TokenIndex, find_index, list_files
+from boost_core.config.data_files import INDEX, Cursor, Part, Shard, SourceFile, TokenIndex, index_of, list_files
 from boost_core.config.storage import read_small
 from boost_core.config.training import BYTES, CorpusConfig
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
@@ -189,7 +189,7 @@ class Build:
             OSError: A file cannot be read or written.
         """
         folder = TokenFolder(self.folder)
-        index = find_index(self.folder)
+        index = index_of(self.folder)
         if index is None:
             folder.make(BUILDING)
             if self._content:

@@ -89,7 +89,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     if search is not None:
         nodes = {"node_gpus": node_gpus, "node_memory_bytes": node_memory}
         requested = search.model_copy(update={"profile": profile, **nodes})
-        corrections = fitted if search.cluster is None else None
+        corrections = fitted if search.cluster is None and search.network_gigabits is None else None
         report = context.searches.plans(job, requested, who.tenant, corrections, conditions)
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts and not described else None
     if chosen is not None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Connection
 
-from boost_core.config.base import ResourceName
+from boost_core.config.base import ResourceName, StoreUnusable
 from service.api.admission import admitted, record_job
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep
@@ -44,11 +44,9 @@ async def create_sweep(request: SweepRequest, who: Submitter, context: ContextDe
     errors, until = list[FieldError](), now() + _CHECK_SECONDS
     for parameters in request.combinations():
         try:
-            spec = request.trial(0, parameters)
-            if now() < until:
+            spec = await run_in_threadpool(request.trial, 0, parameters)
+            if now() < until:  # else stores and searches have taken long; the rest is checked when it is submitted
                 await admitted(spec, context, who.tenant, lambda _: True)
-            else:  # stores and searches have taken long; the rest is checked when its trials are submitted
-                await asyncio.sleep(0)
         except IllegalTrial as error:
             errors.append(FieldError(field="space", message=str(error)))
         except InvalidJob as error:
@@ -121,6 +119,8 @@ def trial_submitter(
         try:
             return loop.run_until_complete(admitted(sweep.spec.trial(number, parameters), apart, sweep.tenant, record))
         except InvalidJob as error:
+            if isinstance(error.__cause__, StoreUnusable):  # which may pass
+                raise
             raise IllegalTrial(parameters, error.errors) from error
 
     weakref.finalize(submit, loop.close)

@@ -11,7 +11,7 @@ import typer
 from pydantic import SecretStr, ValidationError
 
 from service.cli.connection import Login, ask, client_of, open_client, write_login
-from service.cli.console import BadInput, Failed, print_json, print_list, print_table, read_settings, say
+from service.cli.console import BadInput, Failed, print_json, print_list, print_rows, read_settings, say
 from service.cli.options import AsJson, Url, moment
 from service.client import Client
 from service.models.access import Identity, Scope
@@ -189,6 +189,6 @@ def audit(
         )
         for entry in page.entries
     )
-    print_table(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), rows)
+    print_rows(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), rows)
     if page.next_after is not None:
         say(f"(more entries follow: add --after {page.next_after})")

@@ -23,7 +23,7 @@ from boost_core.messages import Scores
 from service.cli.commands.jobs import evaluations_of
 from service.cli.commands.local import run_trainer
 from service.cli.connection import ask, open_client
-from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_table, say
+from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_rows, say
 from service.cli.job_text import value_in_words
 from service.cli.options import AsJson, JobId, JobOrCheckpoint, JobOrFolder, Tokenizer, Url, WhichStep
 from service.client import Client
@@ -64,7 +64,7 @@ def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = Non
         )
         for each in result.checkpoints
     )
-    print_table(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), rows)
+    print_rows(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), rows)
     for one in result.damaged:
         say(f"the checkpoint of step {one.step} is damaged{' and pinned' if one.pinned else ''}: {one.damage}")
 

@@ -15,7 +15,7 @@ from service.cli.console import (
     print_json,
     print_list,
     print_one,
-    print_table,
+    print_rows,
     read_profile,
     read_yaml_as,
     say,
@@ -171,7 +171,7 @@ def nodes(as_json: AsJson = False, url: Url = None) -> None:
             uses.append(f"{what}: {number(node.dataset.cpus)} CPU(s)")
         labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items()))
         rows.append((node.node_id, state, *free, ", ".join(uses) or "-", labels or "-"))
-    print_table(("NODE", "STATE", "FREE GPUS", "FREE CPUS", "JOBS", "LABELS"), rows)
+    print_rows(("NODE", "STATE", "FREE GPUS", "FREE CPUS", "JOBS", "LABELS"), rows)
     for node in result.nodes:
         if node.unusable:
             say(f"{node.node_id} is not used: it {node.unusable}")

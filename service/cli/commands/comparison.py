@@ -10,7 +10,7 @@ import typer
 from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
-from service.cli.console import BadInput, Failed, print_facts, print_json, print_table, read_job, say, say_unchanged
+from service.cli.console import BadInput, Failed, print_facts, print_json, print_rows, read_job, say, say_unchanged
 from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
 from service.jobs.comparison import differing_fields
 from service.models.jobs import DifferingField, Result, SpecDiff, csv_of
@@ -38,7 +38,7 @@ def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = F
     for submitted, heading in ((True, "FIELD"), (False, "FOLLOWS FROM THESE")):
         rows = [(each.field, *values_in_words(each)) for each in result.fields if each.submitted is submitted]
         if rows:
-            print_table((heading, "A", "B"), rows)
+            print_rows((heading, "A", "B"), rows)
 
 
 def value_in_words(value: Any) -> str:
@@ -109,4 +109,4 @@ def compare(
         )
         for place, job in enumerate(result.jobs)
     ]
-    print_table(("JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", *fields), rows)
+    print_rows(("JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", *fields), rows)

@@ -28,7 +28,7 @@ from service.cli.console import (
     print_json,
     print_line,
     print_one,
-    print_table,
+    print_rows,
     read_job,
     say,
     say_unchanged,
@@ -45,6 +45,7 @@ from service.cli.job_text import (
     step,
 )
 from service.cli.options import (
+    PAGE,
     AsJson,
     Changes,
     Follow,
@@ -147,8 +148,6 @@ def _note_unused(job: JobRecord) -> None:
 
 _Part = TypeVar("_Part")
 
-_PAGE = 500  # the API's maximum per request
-
 _InState = Annotated[
     list[JobState] | None, typer.Option(case_sensitive=False, help="Only jobs in this state; repeatable.")
 ]
@@ -181,7 +180,7 @@ def list_jobs(
         print_json(JobPage(jobs=jobs, next_cursor=cursor))
         return
     rows = ((job.id, job.name, job.queue, job.state, step(job), loss(job), age(job), news(job)) for job in jobs)
-    print_table(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), rows)
+    print_rows(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), rows)
     if cursor:
         say(f"(showing {len(jobs)}; for older ones add --cursor {cursor})")
 
@@ -190,7 +189,7 @@ def _listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tup
     """Return jobs, from as many pages as needed, and the cursor for older ones."""
     jobs: list[JobRecord] = []
     while True:
-        page = client.list(limit=min(limit - len(jobs), _PAGE), cursor=cursor, **which)
+        page = client.list(limit=min(limit - len(jobs), PAGE), cursor=cursor, **which)
         jobs += page.jobs
         cursor = page.next_cursor
         if cursor is None or len(jobs) >= limit:

@@ -19,16 +19,7 @@ from boost_core.plan.search import PlanSearch, SearchReport, search_report
 from boost_core.terminal import duration_in_words, rounded
 from service.cli.commands.local import run_trainer
 from service.cli.connection import ask
-from service.cli.console import (
-    BadInput,
-    print_facts,
-    print_json,
-    print_table,
-    read_job,
-    read_profile,
-    read_yaml_as,
-    say,
-)
+from service.cli.console import BadInput, print_facts, print_json, print_rows, read_job, read_profile, read_yaml_as, say
 from service.cli.options import AsJson, JobFile, Url, hours
 from service.models.cluster import StoredProfile
 from service.models.jobs import PlanAnswer
@@ -195,7 +186,7 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
         )
         for planned in plan.shapes
     ]
-    print_table(_COLUMNS, rows)
+    print_rows(_COLUMNS, rows)
     say("")
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     if plan.fastest is not None:
@@ -273,7 +264,7 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         for number, each in enumerate(report.choices, 1)
     )
     if report.choices:
-        print_table(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
+        print_rows(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
         first = report.choices[0]
         low, high = first.step_seconds_range
         say("")

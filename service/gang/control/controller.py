@@ -88,7 +88,7 @@ class GangController:
         self._stored = False
         self._no_store_before = 0.0
         self._waits_since: float | None = None
-        self._memory_is_lost = False
+        self._memory_is_lost, self._lost_after = False, -1  # and after which step state was last lost
         self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
         self._no_room_before = 0.0  # no memory for that on the nodes before this time
         self._last_message: dict[int, float] = {}  # when each worker sent its last one
@@ -266,7 +266,9 @@ class GangController:
                 formation.halting = action
                 yield port.HaltTraining(formation.workers, action.store)
             case policy.Pause():
-                yield self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
+                step, stored = self._record.step, max(0, self._record.stored_step)
+                lost = "" if self._stored or step <= stored else f"; its steps after {stored} will be repeated"
+                yield self._finish(GangPhase.PAUSED, f"paused after step {step}{lost}")
             case policy.Keep(waiting=waiting) if self.formation is None:
                 if waiting:
                     self._record.waited(self._now - (self._waits_since or self._now))
@@ -286,7 +288,9 @@ class GangController:
             self._layout_orders = orders
         else:
             # State that is only in memory reaches the store through a gang that writes it, if there are workers.
-            only_in_memory = formation is None and not self._stored and self._record.step > 0
+            # They come within some time, or are not there to be had.
+            may_come = formation is None and self._now < self._record.last_sign + START_SECONDS
+            only_in_memory = may_come and not self._stored and self._record.step > 0
             can_form = any(each.layout == layout.per_replica and each.workers for each in self._replicas.values())
             if self._now < self._no_store_before or (only_in_memory and can_form):
                 orders = self._layout_orders
@@ -626,7 +630,10 @@ class GangController:
             lasting = [end for _, end in sorted(outcomes.items()) if end is not None and end.how is End.LASTING]
             if lasting and None not in outcomes.values():  # what a lost peer causes may look like a defect
                 raise GangFailed(lasting[0].message)
-            self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in outcomes.values())
+            if any(end is not None and end.how is End.STATE_LOST for end in outcomes.values()):
+                # The other processes may have an older one. Once that is lost, too, the store has it.
+                self._memory_is_lost = self._lost_after == self._record.most_steps
+                self._lost_after = self._record.most_steps
         self._blame_devices(formation)
         # What fails again without a step in between may be the process: full memory, a connection that it keeps.
         again = self._pauses.stalled(self._record.most_steps, self._record.stored_step)

@@ -113,7 +113,7 @@ class GangRecord:
                     self.reached("load")
                     self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
                 case StepReport():
-                    self.step = report.step
+                    self.step, self._store_failed_at = report.step, None
                     self.most_steps = max(self.most_steps, report.step)
                     if (interruption := self._interruption) and self.start:
                         self.reached("first_step")
@@ -175,6 +175,7 @@ class GangRecord:
             self.add(InterruptionReport(cause=cause, message=message, step=self.step))
         elif self._interruption and self._interruption.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES:
             self._interruption.cause, self._interruption.message = cause, message
+        self.last_sign = self.now.seconds
         self.say(GangPhase.RECOVERING, message)
 
     def saving(self, failure: str) -> None:

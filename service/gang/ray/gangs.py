@@ -123,9 +123,8 @@ class RayGangs:
             if self._token_file:
                 # Created at once with its content; an existing one stays as it is.
                 self._token_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with tempfile.NamedTemporaryFile(
-                    "w", dir=self._token_file.parent
-                ) as file:  # readable by its owner only
+                # Readable by its owner only.
+                with tempfile.NamedTemporaryFile("w", dir=self._token_file.parent) as file:
                     file.write(chance.token_hex(32))
                     file.flush()
                     with contextlib.suppress(FileExistsError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 from ray.actor import ActorHandle, ActorProxy
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker
@@ -126,7 +126,12 @@ class RankWorker(RayTrainWorker):
                 return
             except RayError:  # it is gone or hangs, and this rank must not seem to
                 self._direct_until = time.monotonic() + DIRECT_SECONDS
-        ray.get(self._supervisor.push.remote(message))
+        while True:
+            try:
+                ray.get(self._supervisor.push.remote(message))
+                break
+            except ActorUnavailableError:  # its connection broke; a message that arrives twice does less harm than none
+                time.sleep(RELAY_SECONDS)
         for _, report in message.reports:
             if isinstance(report, CheckpointReport):
                 self._checkpoints.report(report)

@@ -123,9 +123,7 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
         nvml: The module ``pynvml``.
         gpus: As for ``GpuCollector``.
     """
-    families = [
-        GaugeMetricFamily(f"boost_rank_gpu_{name}", text, labels=["gpu"]) for name, (text, _) in _GAUGES.items()
-    ]
+    families = [GaugeMetricFamily(f"boost_rank_gpu_{name}", of, labels=["gpu"]) for name, (of, _) in _GAUGES.items()]
     for gpu in gpus:
         try:
             by_index = gpu.isdigit()
@@ -299,7 +297,7 @@ class SupervisorReporter:
             self._next = replace(self._next, kept_step=step)
 
     def saves(self, failure: str) -> None:
-        """Take note that the last checkpoint is being written, and of the store's error."""
+        """Take note that a checkpoint is waited for, and of the store's error if it is the last one."""
         with self._changed:
             self._next = replace(self._next, saving=redact(failure))
 
