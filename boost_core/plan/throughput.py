@@ -930,6 +930,5 @@ class Step:
             crossed = sum(map(model.crosses_into, stage.layers))
             weights += crossed * block_parameters(model, crossed=True)
             weights += (len(stage.layers) - crossed) * block_parameters(model, crossed=False)
-            tables = stage.first + (stage.last and not (stage.first and model.tie_embeddings))
-            weights += tables * model.vocab_size * model.hidden_size
+            weights += (stage.first + stage.last) * model.vocab_size * model.hidden_size
         return weights / self._layout.tp
