@@ -292,10 +292,10 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     indices = on_first_rank(check, failure=OSError, as_they_are=(ValueError, StoreUnusable))
     prompts = Prompts(spec)  # refused before the text is tokenized, which may take long
     corpus = load_corpus(spec.data, length, indices)
-    tokens = [(len(stream.training), len(stream.validation)) for stream in corpus.streams]
-    if (of_first := on_first_rank(lambda: tokens)) != tokens:
+    tokens = of_all_ranks([[(len(stream.training), len(stream.validation)) for stream in corpus.streams]])
+    if (other := next((rank for rank, each in enumerate(tokens) if each != tokens[0]), None)) is not None:
         raise ValueError(
-            f"data: rank {dist.get_rank()} has {tokens} tokens to train on and to validate on, and rank 0 {of_first}; "
+            f"data: rank {other} has {tokens[other]} tokens to train on and to validate on, and rank 0 {tokens[0]}; "
             "give all nodes the same files, and do not change them while a job trains"
         )
     peak = PeakMemory(device)
