@@ -785,9 +785,10 @@ def test_a_store_that_fails_for_a_moment_refuses_no_trial(
     sweeps, submit = api.app.state.context.sweeps, trial_submitter(api.app.state.context)
     sweep = sweeps.create(SweepRequest.model_validate(request()), Owner("default", "tester"))
     problems = [UnfitData("data.source.paths", "there is no file"), StoreUnusable("slow down")]
-    for expected in (InvalidJob, IllegalTrial):
-        with pytest.raises(expected):
-            submit(sweep, 0, {}, lambda _: None)
+    with ThreadPoolExecutor(1) as thread:  # a browser's loop may run in this one
+        for expected in (InvalidJob, IllegalTrial):
+            with pytest.raises(expected):
+                thread.submit(submit, sweep, 0, {}, lambda _: None).result()
 
 
 def test_a_submission_that_fails_at_once_is_soon_tried_again_however_long_others_took(lab: Lab) -> None:
