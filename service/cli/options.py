@@ -1,6 +1,7 @@
 """Options and arguments that several commands share: completion, and changes and times as written on a command line."""
 
 import re
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,10 +13,10 @@ import yaml
 from boost_core.config.base import read_yaml
 from service.cli.connection import open_client
 from service.cli.console import BadInput
-from service.client import ApiError, ServiceUnreachable
+from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.model import JobRecord
 
-PAGE = 500  # jobs; the API's maximum per request
+_PAGE = 500  # jobs; the API's maximum per request
 _COMPLETION_SECONDS = 1.0
 _MOST_NAMED = 5
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -35,6 +36,17 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
     return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]
 
 
+def listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tuple[list[JobRecord], str | None]:
+    """Return jobs, from as many pages as needed, and the cursor for older ones."""
+    jobs: list[JobRecord] = []
+    while True:
+        page = client.list(limit=min(limit - len(jobs), _PAGE), cursor=cursor, **which)
+        jobs += page.jobs
+        cursor = page.next_cursor
+        if cursor is None or len(jobs) >= limit:
+            return jobs, cursor
+
+
 def job_of(context: typer.Context, job: str) -> str:
     """Return the ID of the only job with this name, or what was given if no job has it.
 
@@ -44,10 +56,7 @@ def job_of(context: typer.Context, job: str) -> str:
     if context.resilient_parsing or job.startswith("job-"):
         return job
     with open_client(context.params.get("url")) as client:
-        named, cursor, first = list[JobRecord](), None, True
-        while first or (cursor is not None and len(named) < 2):
-            page, first = client.list(limit=PAGE, cursor=cursor, name=job), False
-            named, cursor = named + [each for each in page.jobs if each.name == job], page.next_cursor
+        named = [each for each in listed(client, sys.maxsize, None, name=job)[0] if each.name == job]
     if len(named) > 1:
         which = [f"{each.id} ({each.state})" for each in named[:_MOST_NAMED]]
         raise BadInput(

@@ -482,7 +482,7 @@ def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(
     assert "'twin' is the name of several jobs; give an ID" in result.stderr
     assert all(twin.id in result.stderr for twin in twins)
     assert "there is no job 'alon'" in boost("cancel", "alon").stderr
-    monkeypatch.setattr("service.cli.options.PAGE", 1)
+    monkeypatch.setattr("service.cli.options._PAGE", 1)
     assert boost("show", "alone", "--json").stdout == boost("show", alone.id, "--json").stdout
     store.create(a_spec(name="twin-2"), "/c")
     assert "'twin' is the name of several jobs" in boost("cancel", "twin").stderr

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -45,7 +45,6 @@ from service.cli.job_text import (
     step,
 )
 from service.cli.options import (
-    PAGE,
     AsJson,
     Changes,
     Follow,
@@ -56,6 +55,7 @@ from service.cli.options import (
     Url,
     complete_job_ids,
     jobs_of,
+    listed,
     merge_patch,
     moment,
 )
@@ -175,7 +175,7 @@ def list_jobs(
     """List jobs, newest first."""
     filters = {"queue": queue, "name": name, "tenant": tenant, "group": group, "search": search}
     with open_client(url) as client:
-        jobs, cursor = _listed(client, limit, cursor, states=state or (), tags=tag or (), **filters)
+        jobs, cursor = listed(client, limit, cursor, states=state or (), tags=tag or (), **filters)
     if as_json:
         print_json(JobPage(jobs=jobs, next_cursor=cursor))
         return
@@ -183,17 +183,6 @@ def list_jobs(
     print_rows(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), rows)
     if cursor:
         say(f"(showing {len(jobs)}; for older ones add --cursor {cursor})")
-
-
-def _listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tuple[list[JobRecord], str | None]:
-    """Return jobs, from as many pages as needed, and the cursor for older ones."""
-    jobs: list[JobRecord] = []
-    while True:
-        page = client.list(limit=min(limit - len(jobs), PAGE), cursor=cursor, **which)
-        jobs += page.jobs
-        cursor = page.next_cursor
-        if cursor is None or len(jobs) >= limit:
-            return jobs, cursor
 
 
 def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
@@ -313,8 +302,8 @@ def cancel(
             return
         if not job_ids and not yes:
             states = state or [each for each in JobState if each not in TERMINAL_STATES]
-            listed, _ = _listed(client, sys.maxsize, None, states=states, tags=tag or (), **filters)
-            if fitting := sum(not (job.finished or job.cancel_requested) for job in listed):
+            jobs, _ = listed(client, sys.maxsize, None, states=states, tags=tag or (), **filters)
+            if fitting := sum(not (job.finished or job.cancel_requested) for job in jobs):
                 typer.confirm(f"Cancel {counted(fitting, 'job')}?", abort=True)
         cancelled = 0
         while True:  # as many requests as needed

@@ -123,7 +123,9 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
         nvml: The module ``pynvml``.
         gpus: As for ``GpuCollector``.
     """
-    families = [GaugeMetricFamily(f"boost_rank_gpu_{name}", of, labels=["gpu"]) for name, (of, _) in _GAUGES.items()]
+    families = [
+        GaugeMetricFamily(f"boost_rank_gpu_{name}", text, labels=["gpu"]) for name, (text, _) in _GAUGES.items()
+    ]
     for gpu in gpus:
         try:
             by_index = gpu.isdigit()
