@@ -485,7 +485,7 @@ class TrainingConfig(Config):
 
     @property
     def common_batch(self) -> int:
-        """The most sequences of which the batch of every step is a multiple."""
+        """The greatest common divisor of all steps' batch sizes, in sequences."""
         return gcd(self.global_batch_size, *(stage.global_batch_size for stage in self.batch_size_warmup))
 
     def batch_size(self, step: int) -> int:

@@ -716,7 +716,7 @@ def search_report(
         batch, replica = spec.training.common_batch, used // first.layout.dp
         sequences = f"{batch:,} sequences per step"
         if batch != spec.training.global_batch_size:
-            sequences = f"{batch:,} sequences, the most of which every step's batch is a multiple,"
+            sequences = f"{batch:,} sequences, the greatest common divisor of all batch sizes,"
         numbers, most = divisors(batch), request.gpus // replica
         fewer = sum(number <= request.gpus for number in numbers)
         among = f"among {', '.join(f'{number:,}' for number in numbers[max(fewer - 3, 0) : fewer + 1])}"

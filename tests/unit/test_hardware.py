@@ -217,6 +217,6 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
         resources={"gpus_per_worker": 1, "accelerator_type": "H100"}, parallelism={},
     )  # fmt: skip
     assert any(
-        "2 sequences, the most of which every step's batch is a multiple, do not divide among 4 replicas, but" in why
+        "2 sequences, the greatest common divisor of all batch sizes, do not divide among 4 replicas, but" in why
         for why in search_report(grows, PlanSearch(gpus=4)).why
     )
