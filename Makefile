@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Processes start faster that find their modules compiled, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all check format lock docs release gpu-kit editor clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium mock-gpu debian-gcc demo test test-all test-nightly check format lock docs release gpu-kit editor clean
 
 setup: $(VENV)/.installed
 
@@ -69,11 +69,15 @@ debian-gcc:
 
 # What a change may break in a way that matters, in minutes; the tests that are marked full are for test-all.
 test: setup postgresql prometheus chromium mock-gpu
-	$(BIN)/python -m pytest -n 2 -m 'not full' --durations 10 --durations-min 10
+	$(BIN)/python -m pytest -n 2 -m 'not full and not nightly' --durations 10 --durations-min 10
 
 # Two processes: one takes what starts a cluster, one such test after the other, and the other all else.
 test-all: setup postgresql prometheus chromium mock-gpu
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m 'not nightly'
+
+# More of the same kinds: faults in other places, the oldest supported torch, other types of numbers.
+test-nightly: setup postgresql prometheus chromium mock-gpu
+	$(BIN)/python -m pytest -n 2 -m nightly --timeout 1800
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -112,7 +112,7 @@ def latent_epilogue(
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
     """
     if s_T is None and activation is Activation.LINEAR:
-        return h_Tc.view(len(h_Tc), count, -1).transpose(0, 1)
+        return h_Tc.view(len(h_Tc), count, h_Tc.shape[1] // count).transpose(0, 1)
     if not runs_on_triton(h_Tc):
         return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
     statistic = None if s_T is None else s_T.contiguous()
@@ -128,7 +128,8 @@ def latent_epilogue_reference(
     y_Tc = precise(h_Tc)
     if s_T is not None:
         y_Tc = y_Tc * torch.rsqrt(s_T.to(y_Tc.dtype) / width + epsilon).unsqueeze(-1)
-    return activation_reference(y_Tc, activation).to(h_Tc.dtype).view(len(h_Tc), count, -1).transpose(0, 1)
+    z_Tc = activation_reference(y_Tc, activation).to(h_Tc.dtype)
+    return z_Tc.view(len(z_Tc), count, z_Tc.shape[1] // count).transpose(0, 1)
 
 
 def with_room(like_Tc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

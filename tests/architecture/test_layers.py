@@ -23,7 +23,7 @@ def is_full(test: str) -> bool:
         for node in ast.parse(modules()[test].read_text()).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
-    return any("pytest.mark.full" in mark for mark in marks)
+    return any(f"pytest.mark.{layer}" in mark for mark in marks for layer in ("full", "nightly"))
 
 
 def test_what_any_test_uses_is_used_by_one_of_every_run() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.deploy.chart import ROOT, environment, pod, render
 from tests.hosts import need_namespaces
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 POD = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
 

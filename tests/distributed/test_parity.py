@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks.parity import NORMS, curves, drift
 from tests.ranks import Ranks
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 def test_loss_curves_drift_no_further_than_rounding_takes_them(ranks: Ranks, tmp_path: Path) -> None:

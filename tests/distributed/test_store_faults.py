@@ -116,7 +116,9 @@ def undisturbed(ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempPathFac
     return losses_of
 
 
-@pytest.mark.parametrize("fault", [Fault.HANG, *(pytest.param(each, marks=pytest.mark.full) for each in FAILING_LATER)])
+@pytest.mark.parametrize(
+    "fault", [Fault.HANG, *(pytest.param(each, marks=pytest.mark.nightly) for each in FAILING_LATER)]
+)
 def test_a_store_that_fails_in_whole_holds_no_step_and_is_told_of(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, undisturbed, fault: Fault
 ) -> None:
@@ -141,7 +143,7 @@ def test_a_store_that_fails_in_whole_holds_no_step_and_is_told_of(
     assert any(cause in message for message in run.faults), run.faults
 
 
-@pytest.mark.parametrize("fault", [pytest.param(Fault.CUT, marks=pytest.mark.full), Fault.SHORT])
+@pytest.mark.parametrize("fault", [pytest.param(Fault.CUT, marks=pytest.mark.nightly), Fault.SHORT])
 @pytest.mark.full
 def test_what_cannot_be_read_is_named_and_stepped_over(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, fault: Fault
@@ -157,7 +159,7 @@ def test_what_cannot_be_read_is_named_and_stepped_over(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", [Fault.HANG, Fault.BUSY])
+@pytest.mark.parametrize("fault", [Fault.HANG, pytest.param(Fault.BUSY, marks=pytest.mark.nightly)])
 def test_a_store_that_is_away_as_a_whole_is_waited_for(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, fault: Fault
 ) -> None:
@@ -222,7 +224,7 @@ def test_each_call_of_a_save_may_fail_in_each_way(
     assert folder.steps()[-1] == 120 and folder.damage(120) == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_each_call_of_a_resume_may_fail_in_each_way(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path
 ) -> None:

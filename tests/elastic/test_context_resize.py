@@ -10,7 +10,7 @@ from tests.elastic.ray_cluster import ELASTIC_TRAINING, Job, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 ONE, TWO = Layout(1, 1, 1), Layout(1, 1, 1, cp=2)
 
 

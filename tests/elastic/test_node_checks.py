@@ -10,7 +10,7 @@ from boost_core import __version__
 from tests.elastic.ray_cluster import BOOST, Job, elastic_job, world
 from tests.jobs import write_corpus
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 def test_a_node_without_the_trainer_is_not_used_and_says_why(tmp_path: Path) -> None:

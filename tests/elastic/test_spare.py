@@ -12,7 +12,7 @@ from tests.elastic.ray_cluster import Job, Nodes, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 EVERY = 5  # steps between two copies
 NO_CHECKPOINT = {"url": None, "every_steps": 10**6, "keep_last": 1}
 

@@ -9,7 +9,7 @@ from tests.elastic.ray_cluster import Job, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]  # Ray and the service start twice, on two busy cores
+pytestmark = pytest.mark.nightly
 
 
 def test_a_job_of_the_service_is_steered_through_its_death_and_that_of_a_worker(ranks: Ranks, tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def type_of(argument: str, element: str, constants: dict[str, object]) -> str:
     return "fp32" if argument in REAL else "i32"
 
 
-@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    "element", ["bf16", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("fp16", "fp32"))]
+)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_hopper_and_spills_nothing(tmp_path: Path, name: str, element: str) -> None:
     kernel = compiled(name, element)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.mock_gpu import MockGpu, json_lines, trouble
+from tests.mock_gpu import TORCH, MockGpu, json_lines, trouble
 from tests.mock_gpu.scenes import SCENES
 
 WRONG = {  # what the mock reports of each
@@ -30,6 +30,9 @@ def results(each_mock: MockGpu, tmp_path_factory: pytest.TempPathFactory) -> dic
     return results
 
 
+@pytest.mark.parametrize(
+    "each_mock", [TORCH[0], pytest.param(TORCH[1], marks=pytest.mark.nightly)], indirect=True, scope="module"
+)
 @pytest.mark.parametrize("scene", SCENES)
 def test_scene(results: dict[str, Any], scene: str) -> None:
     assert results[scene]["error"] is None, results[scene]["error"]

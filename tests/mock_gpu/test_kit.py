@@ -14,8 +14,6 @@ from tests.gpu.__main__ import LIMITS
 from tests.mock_gpu import TORCH, build, trouble
 from tests.used import ROOT
 
-IN_MAKE_TEST = ("smoke", TORCH[0])
-
 
 @pytest.fixture(scope="session")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,9 +27,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("stage", "torch"),
     [
-        pytest.param(stage, torch, marks=() if (stage, torch) == IN_MAKE_TEST else pytest.mark.full)
-        for torch in TORCH
-        for stage in LIMITS
+        *(pytest.param(stage, TORCH[0], marks=() if stage == "smoke" else pytest.mark.full) for stage in LIMITS),
+        *(pytest.param(stage, TORCH[1], marks=pytest.mark.nightly) for stage in LIMITS),
     ],
 )
 def test_a_stage_runs_on_the_mock(request: pytest.FixtureRequest, tmp_path: Path, stage: str, torch: str) -> None:

@@ -86,6 +86,7 @@ gangs.close()
 """
 
 
+@pytest.mark.nightly
 def test_a_gcs_that_hangs_is_waited_for_no_longer_than_it_may_take(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _STOPPED, tmp_path], capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == [*["Ray's head does not answer True"] * 5, "1"], done.stderr[-3000:]
@@ -97,7 +98,9 @@ def as_by_systemd(*command: object) -> list[str]:
     return [sys.executable, "-c", leave, *map(str, command)]
 
 
-@pytest.mark.parametrize(("part", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
+@pytest.mark.parametrize(
+    ("part", "name"), [("gcs_server", "GCS"), pytest.param("raylet", "raylet", marks=pytest.mark.nightly)]
+)
 def test_a_part_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Path, part: str, name: str) -> None:
     assert len(str(tmp_path)) > 13, "a folder for temporary files in which Ray's sockets would have too long paths"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
@@ -309,6 +312,5 @@ def survive(folder: Path, rounds: int) -> None:
         server.end(signal.SIGTERM)
 
 
-@pytest.mark.timeout(600)  # two faults take two minutes on two idle cores
 def test_a_job_survives_faults_of_what_it_runs_on_in_turn(tmp_path: Path) -> None:
     survive(tmp_path, rounds=2)

@@ -161,7 +161,7 @@ def test_a_killed_server_takes_its_jobs_up_again(
     assert steps_in_tensorboard(server, client, job) == [*range(1, 61)], "each once"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_embedded_ray_whose_raylet_dies_is_started_anew(
     server: Server, client: Client, submit: Callable[[int], JobRecord]
 ) -> None:

@@ -293,7 +293,7 @@ def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) 
     assert (run.status, run.status_detail, attempt.status) == ("ERRORED", gang.status.message, "ERRORED")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(
         training=ENDLESS, checkpoint={"every_steps": 10},
@@ -330,7 +330,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     assert any("training_step" in line.message and line.rank == 1 for line in gang.of("log") if line.level == "ERROR")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS, fault_tolerance={"max_restarts": 1})
     for steps in (5, 30):

@@ -19,7 +19,7 @@ from service.models.access import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 PAGE = "https://boost.example.org"
 NAME = "cola of today"

@@ -20,7 +20,7 @@ from tests.ranks import Ranks
 from tests.service.serving import Server, short_folder
 from tests.service.test_sweeps import Lab
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 TRIALS = 24
 # After so many trials have begun.
