@@ -19,7 +19,7 @@ from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.models.cluster import TargetGroup, TargetLabels
-from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Seen, families, family
+from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Family, Row, Seen, families
 from service.telemetry.process import ProcessMetrics
 
 _RESOURCES = ("CPU", "GPU")
@@ -53,24 +53,24 @@ class TenantCollector(Collector):
         tenants, queues = quotas.limits()
 
         states = [((state,), count) for state, count in store.counts(tenant).items()]
-        yield family("boost_jobs", "Jobs in each state.", ("state",), states)
+        yield Family("boost_jobs", "Jobs in each state.", ("state",), states)
         failed = [
             ((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
             for job in store.failed_since(now - FAILED_FOR, MOST_FAILED, tenant)
             if job.finished_at is not None
         ]
         of_failed = "When the job FAILED; for an hour."
-        yield family("boost_job_failed_timestamp_seconds", of_failed, (*LABELS, "reason"), failed)
+        yield Family("boost_job_failed_timestamp_seconds", of_failed, (*LABELS, "reason"), failed)
 
         # Active jobs, as many as are shown.
         left_out = max(0, sum(each.jobs for each in backlog) - len(jobs))
         of_left_out = "Jobs that have not ended and whose own metrics are left out."
-        yield family("boost_jobs_left_out", of_left_out, samples=[((), left_out)])
+        yield Family("boost_jobs_left_out", of_left_out, rows=[((), left_out)])
         labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
         of_jobs = [(labels, seen.job) for labels, seen in labelled]
         infos = [((*labels, job.queue, job.spec.model.family, job.state), 1) for labels, job in of_jobs]
         info_labels = (*LABELS, "queue", "family", "state")
-        yield family("boost_job_info", "A job that has not ended; always 1.", info_labels, infos)
+        yield Family("boost_job_info", "A job that has not ended; always 1.", info_labels, infos)
         yield from families(OF_ALL, labelled)
         yield from families(OF_STARTED, [(labels, seen) for labels, seen in labelled if seen.job.attempt])
 
@@ -83,9 +83,9 @@ class TenantCollector(Collector):
         behind = [(labels, count) for labels, count, _ in tracked]
         failures = [(labels, number) for labels, _, number in tracked]
         unsent = "Events not sent to the tracker yet; capped at 10000."
-        yield family("boost_job_tracker_events_behind", unsent, (*LABELS, "tracker"), behind)
+        yield Family("boost_job_tracker_events_behind", unsent, (*LABELS, "tracker"), behind)
         of_failures = "Number of failed deliveries to the tracker."
-        yield family("boost_job_tracker_failures_total", of_failures, (*LABELS, "tracker"), failures)
+        yield Family("boost_job_tracker_failures_total", of_failures, (*LABELS, "tracker"), failures)
 
         # The number of jobs in each queue, and how long they have waited.
         counts = Counter[tuple[str, JobState]]()
@@ -95,10 +95,10 @@ class TenantCollector(Collector):
             seconds = (now - each.since).total_seconds() if each.since else 0.0
             waits[each.queue] = max(waits.get(each.queue, 0.0), seconds)
         depths = [((queue, state), counts[queue, state]) for queue in queues for state in _QUEUE_STATES]
-        yield family("boost_queue_jobs", "Waiting and running jobs of each queue.", ("queue", "state"), depths)
+        yield Family("boost_queue_jobs", "Waiting and running jobs of each queue.", ("queue", "state"), depths)
         oldest = [((queue,), seconds) for queue, seconds in waits.items()]
         longest = "Waiting time of the job that has waited longest."
-        yield family("boost_queue_oldest_wait_seconds", longest, ("queue",), oldest)
+        yield Family("boost_queue_oldest_wait_seconds", longest, ("queue",), oldest)
 
         # The GPUs that the gangs of each queue and tenant hold, and how many they may hold.
         limited = (
@@ -111,10 +111,10 @@ class TenantCollector(Collector):
             for job in active:
                 allocated[getattr(job, what)] += job.allocated.get("GPU", 0)
             held = [((name,), gpus) for name, gpus in allocated.items()]
-            yield family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,), held)
+            yield Family(f"boost_{what}_gpus_held", f"GPUs that the gangs of each {what} hold.", (what,), held)
             most = [((name,), amounts.get("GPU")) for name, amounts in limits.items()]
             limit_help = f"GPUs that the gangs of each {what} may hold, if limited."
-            yield family(f"boost_{what}_gpus_limit", limit_help, (what,), most)
+            yield Family(f"boost_{what}_gpus_limit", limit_help, (what,), most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,22 +136,20 @@ class ServiceCollector(Collector):
         yield from TenantCollector(self.store, self.quotas).collect()
 
         # The cluster, as the scheduler last saw it; nothing before that.
-        seen_at = family("boost_cluster_seen_timestamp_seconds", "When the scheduler last saw the cluster.")
-        alive = family("boost_cluster_nodes", "Nodes that stay, and nodes about to leave.", ("condition",))
-        resources = family(
-            "boost_cluster_resources", "Resources of all nodes, and the unused part.", ("resource", "condition")
-        )
+        seen_at, alive, resources = list[Row](), list[Row](), list[Row]()
         if (snapshot := self.store.snapshot(NODES)) is not None:
             time, nodes = snapshot
-            seen_at.add_metric((), time.timestamp())
+            seen_at = [((), time.timestamp())]
             draining = sum(node["draining"] for node in nodes)
-            alive.add_metric(("alive",), len(nodes) - draining)
-            alive.add_metric(("draining",), draining)
+            alive = [(("alive",), len(nodes) - draining), (("draining",), draining)]
             for resource in _RESOURCES:
                 for condition in ("total", "free"):
                     amount = sum(node[condition].get(resource, 0) for node in nodes)
-                    resources.add_metric((resource, condition), amount)
-        yield from (seen_at, alive, resources)
+                    resources.append(((resource, condition), amount))
+        yield Family("boost_cluster_seen_timestamp_seconds", "When the scheduler last saw the cluster.", (), seen_at)
+        yield Family("boost_cluster_nodes", "Nodes that stay, and nodes about to leave.", ("condition",), alive)
+        of_resources = "Resources of all nodes, and the unused part."
+        yield Family("boost_cluster_resources", of_resources, ("resource", "condition"), resources)
 
         yield from self.process.collect()
 
@@ -168,23 +166,19 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
     """
     encode, media_type = choose_encoder(accept)
     renamed = media_type.endswith(("escaping=dots", "escaping=values"))  # even legal names
-    parts, escaped = list[str](), _Escaped()
+    parts, escaped, numbers = list[str](), _Escaped(), _Numbers()
     for metric in collector.collect():
-        samples, name = metric.samples, metric.name + ("_total" if metric.type == "counter" else "")
-        if renamed or metric.type not in ("gauge", "counter"):
-            samples = []
-        elif not any(each.name != name or each.exemplar or each.timestamp is not None for each in samples):
-            metric.samples = []
+        if renamed or not isinstance(metric, Family):
+            parts.append(encode(_Only(metric)).decode().removesuffix(_END))
         else:
-            samples = []
-        parts.append(encode(_Only(metric)).decode().removesuffix(_END))
-        if samples:
-            labels = sorted(samples[0].labels)
-            words = ",".join(f'{label}="%s"' for label in labels)
-            line = f"{name}{{{words}}} %s\n" if labels else f"{name} %s\n"
-            for sample in samples:
-                values = [escaped[sample.labels[label]] for label in labels]
-                parts.append(line % (*values, floatToGoString(sample.value)))  # type: ignore[no-untyped-call]
+            metric.samples = []
+            parts.append(encode(_Only(metric)).decode().removesuffix(_END))
+            order = sorted(range(len(metric.labels)), key=metric.labels.__getitem__)
+            words = ",".join(f'{metric.labels[index]}="%s"' for index in order)
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            line = f"{name}{{{words}}} %s\n" if order else f"{name} %s\n"
+            for values, value in metric.rows:
+                parts.append(line % (*[escaped[values[index]] for index in order], numbers[value]))
     if media_type.startswith("application/openmetrics-text"):
         parts.append(_END)
     return "".join(parts).encode(), media_type
@@ -195,6 +189,15 @@ class _Escaped(dict[str, str]):
 
     def __missing__(self, value: str) -> str:
         self[value] = text = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        return text
+
+
+class _Numbers(dict[float, str]):
+    """Values of metrics as they are written; many lines share a few."""
+
+    def __missing__(self, value: float) -> str:
+        text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+        self[value] = text
         return text
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
 
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import PLANNED_CAUSES, Cause, Fault, StepReport
@@ -13,27 +14,33 @@ from service.jobs.goodput import Phase, as_of
 from service.jobs.model import GANG_LOST, JobRecord
 from service.jobs.states import JobState
 
-Samples = Iterable[tuple[Sequence[str], float | None]]  # values of labels, each with the metric's; ``None``: left out
+Row = tuple[Sequence[str], float | None]  # values of labels, and the metric's; ``None``: left out
 Values = Iterable[tuple[str, float]]  # each with its distinguishing label
 
 # Name suffixes that are units, by Prometheus' conventions.
 _UNITS = ("seconds", "bytes", "ratio", "nats")
 
 
-def family(
-    name: str, help_text: str, labels: Sequence[str] = (), samples: Samples = ()
-) -> CounterMetricFamily | GaugeMetricFamily:
-    """Return a family; its type and unit follow from the name."""
-    result: CounterMetricFamily | GaugeMetricFamily
-    if name.endswith("_total"):
-        result = CounterMetricFamily(name, help_text, labels=labels)
-    else:
+class Family(Metric):
+    """A metric whose type and unit follow from its name; prometheus-client's samples are made when they are asked for.
+
+    Attributes:
+        labels: Names of the labels.
+        rows: Values of the labels, each with the metric's.
+    """
+
+    def __init__(self, name: str, help_text: str, labels: Sequence[str] = (), rows: Iterable[Row] = ()) -> None:
         unit = name.rsplit("_", 1)[-1]
-        result = GaugeMetricFamily(name, help_text, labels=labels, unit=unit if unit in _UNITS else "")
-    for values, value in samples:
-        if value is not None:
-            result.add_metric(values, value)
-    return result
+        kind = "counter" if unit == "total" else "gauge"
+        super().__init__(name.removesuffix("_total"), help_text, kind, unit if unit in _UNITS else "")
+        self.labels, self.rows = labels, [(values, value) for values, value in rows if value is not None]
+        del self.samples
+
+    @cached_property
+    def samples(self) -> list[Sample]:  # type: ignore[override]
+        """The rows as prometheus-client has them."""
+        name = self.name + ("_total" if self.type == "counter" else "")
+        return [Sample(name, dict(zip(self.labels, values, strict=True)), value) for values, value in self.rows]
 
 
 LABELS = ("job_id", "job_name", "tenant")
@@ -82,7 +89,7 @@ class Parts:
     read: Callable[[Seen], Values]
 
 
-def families(metrics: Iterable[Value | Parts], jobs: Sequence[tuple[Sequence[str], Seen]]) -> Iterator[Metric]:
+def families(metrics: Iterable[Value | Parts], jobs: Sequence[tuple[Sequence[str], Seen]]) -> Iterator[Family]:
     """Yield the metrics of some jobs in prometheus-client's form.
 
     Args:
@@ -92,10 +99,10 @@ def families(metrics: Iterable[Value | Parts], jobs: Sequence[tuple[Sequence[str
     for metric in metrics:
         if isinstance(metric, Parts):
             parts = (((*job, part), value) for job, seen in jobs for part, value in metric.read(seen))
-            yield family(metric.name, metric.help, (*LABELS, metric.label), parts)
+            yield Family(metric.name, metric.help, (*LABELS, metric.label), parts)
         else:
             read = _of_report(metric.read) if isinstance(metric.read, str) else metric.read
-            yield family(metric.name, metric.help, LABELS, ((job, read(seen)) for job, seen in jobs))
+            yield Family(metric.name, metric.help, LABELS, ((job, read(seen)) for job, seen in jobs))
 
 
 def _rate(

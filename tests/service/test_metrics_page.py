@@ -57,7 +57,7 @@ def test_the_page_names_the_labels(store: JobStore) -> None:
     """Of metrics without values the families know their labels."""
     collector = ServiceCollector(store, QuotaStore(store), ProcessMetrics())
     labels = {
-        family.name + SUFFIXES.get(family.type, ""): set(getattr(family, "_labelnames", ()))
+        family.name + SUFFIXES.get(family.type, ""): set(getattr(family, "labels", ()))
         for family in collector.collect()
     }
     for row in ROW.finditer(PAGE):

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -12,6 +11,7 @@ from prometheus_client.registry import Collector
 from service.accounts.tenants_and_queues import QuotaStore
 from service.jobs.store import JobStore
 from service.telemetry.exporter import MOST_JOBS, TenantCollector, exposition
+from service.telemetry.jobs import Family
 from tests.service.records import a_spec, start
 
 FORMATS = (
@@ -35,15 +35,12 @@ class Odd(Collector):
     """Every kind of metric, with values and labels that must be escaped."""
 
     def collect(self) -> Iterator[Metric]:
-        gauge = GaugeMetricFamily("boost_gauge_seconds", "A gauge\nof \\two lines.", labels=("b", "a"), unit="seconds")
-        for value in (0.0, -1, 1e-9, 1e21, 123456789.0, float("nan"), float("inf"), float("-inf"), True):
-            gauge.add_metric(('quo"te', "back\\slash\nline ü"), value)
-        yield gauge
-        yield GaugeMetricFamily("boost_empty", "Nothing.", labels=("a",))
-        counter = CounterMetricFamily("boost_counter", "A counter.", labels=("cause",))
-        counter.add_metric(("x",), 3)
-        counter.add_metric(("y",), 4, created=1.5)
-        yield counter
+        values = (0.0, -1, 1e-9, 1e21, 123456789.0, float("nan"), float("inf"), float("-inf"), True, None)
+        rows = [(('quo"te', "back\\slash\nline ü"), value) for value in values]
+        yield Family("boost_gauge_seconds", "A gauge\nof \\two lines.", ("b", "a"), rows)
+        yield Family("boost_empty", "Nothing.", ("a",))
+        yield Family("boost_one_ratio", "Without labels.", rows=[((), 0.5)])
+        yield Family("boost_counter_total", "A counter.", ("cause",), [(("x",), 3), (("y",), 4)])
         yield from OWN.collect()
 
 
