@@ -55,8 +55,8 @@ class Audit:
         async def record_and_send(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] != state.get("recorded"):
                 status = message["status"]
-                without_key = status == _UNAUTHORIZED and not state.get("came_with_key", True)
-                if status != _TOO_MANY and not without_key:
+                bad_key = status == _UNAUTHORIZED and state.get("came_with_key", True)
+                if status != _TOO_MANY and (bad_key or state.get("principal") is not None):
                     request = Request(scope)
                     events = [_event_of(request, status, each) for each in (scope["path"], *state.get("changed", ()))]
                     try:

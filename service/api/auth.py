@@ -160,12 +160,13 @@ class Gate:
             await self.app(scope, receive, send)
             return
 
+        path, address = request.scope["path"], request.client.host if request.client else None
         if _KEY.search(unquote(request.scope["query_string"].decode("latin-1"))):
+            self.limits.failures.count(network_of(address))
             raise Unauthenticated(
                 "there is an API key in the query, which logs and histories keep: revoke it, and send another one as "
                 "Authorization: Bearer boost_…"
             )
-        path, address = request.scope["path"], request.client.host if request.client else None
         if not needs_key(path):
             if path not in _PROBES:
                 self.limits.addresses.count(network_of(address))

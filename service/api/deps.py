@@ -14,7 +14,7 @@ from service.accounts.keys import KeyStore, Principal
 from service.accounts.tenants_and_queues import QuotaStore
 from service.api.auth import Reader
 from service.api.event_streams import Feeds
-from service.api.limits import CURVE_THREADS_PER_TENANT, RateLimits, ShortReads, StoreAccess
+from service.api.limits import SLOW_THREADS, RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
 from service.jobs.datasets import DatasetStore
 from service.jobs.downsampled_curves import CurveCache
@@ -42,7 +42,7 @@ class Context:
         reads: Short reads of it.
         settings: The operator's settings.
         curves: Downsampled curves of its jobs.
-        curve_threads: The threads in which they are read, by tenant.
+        slow_threads: The threads in which requests that may take long read the record, by tenant.
         outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
         sweeps: Sweeps.
@@ -68,9 +68,7 @@ class Context:
         self.store, self.settings, self.outlook = store, settings, outlook
         self.reads = ShortReads(store, 2 * settings.database_seconds)
         self.curves = CurveCache(store.engine)
-        self.curve_threads: Mapping[str, CapacityLimiter] = defaultdict(
-            partial(CapacityLimiter, CURVE_THREADS_PER_TENANT)
-        )
+        self.slow_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
         self.datasets = DatasetStore(store)
         self.sweeps, self.studies = SweepStore(store), Studies(store.engine)
         self.quotas = QuotaStore(store)

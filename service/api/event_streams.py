@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class EncodedEvent:
     size: int
 
 
-Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
+Read = Callable[[str, int, EventFilter, str], Awaitable[Sequence[EncodedEvent]]]
 
 
 def read_events(store: JobStore, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
@@ -160,7 +161,7 @@ class Follower:
                 await self.feed.changed.wait()
             elif self.seen < self.feed.start:
                 newest = self.feed.newest
-                batch = await self.read(self.feed.job_id, self.seen, self.selection)
+                batch = await self.read(self.feed.job_id, self.seen, self.selection, self.who.tenant)
                 # If there were no more, these include all selected events up to what the feed had read before.
                 self.seen = max([self.seen if len(batch) == BATCH else newest, *(each.event.id for each in batch[-1:])])
                 if batch:
@@ -182,7 +183,7 @@ LOOK_SECONDS = 1.0
 LOOK_SECONDS_WHEN_NOTIFIED = 5.0
 RETRY_SECONDS = 1.0
 
-_THREADS = 4  # for reading events; other requests have their own
+_THREADS, _THREADS_PER_TENANT = 4, 2  # that read new events for all, and old ones; other requests have their own
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
@@ -204,6 +205,7 @@ class Feeds:
         self._watchers: list[asyncio.Task[None]] = []  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._tenants = defaultdict[str, anyio.CapacityLimiter](partial(anyio.CapacityLimiter, _THREADS_PER_TENANT))
         self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
         store.notifications.subscribers.append(self._on_write)
@@ -240,9 +242,10 @@ class Feeds:
                     for watcher in self._watchers:
                         watcher.cancel()
 
-    async def read(self, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
-        """Read the record in another thread; see ``read_events``."""
-        return await self._in_thread(lambda: read_events(self._store, job_id, after, selection))
+    async def read(self, job_id: str, after: int, selection: EventFilter, tenant: str) -> Sequence[EncodedEvent]:
+        """Read the record in another thread, for a tenant; see ``read_events``. What is old may take long to find."""
+        work = partial(read_events, self._store, job_id, after, selection)
+        return await anyio.to_thread.run_sync(work, limiter=self._tenants[tenant])
 
     def _on_write(self, job_id: str, version: int) -> None:
         """Called by the thread of this process that has written to a job."""

@@ -32,7 +32,7 @@ WINDOW_SECONDS = 10  # a burst may use up the allowance of this many seconds
 
 THREADS_PER_TENANT = 4  # that wait for stores
 THREADS = 64
-CURVE_THREADS_PER_TENANT = 2
+SLOW_THREADS = 2  # of a tenant, for requests that read much of the record
 
 _MOST_COUNTED = 5_000  # addresses, which bounds the memory
 _STREAM_RETRY_SECONDS = 5

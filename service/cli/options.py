@@ -14,6 +14,7 @@ from boost_core.config.base import read_yaml
 from service.cli.connection import open_client
 from service.cli.console import BadInput
 from service.client import ApiError, Client, ServiceUnreachable
+from service.client.calls import IDEMPOTENCY_KEY
 from service.jobs.model import JobRecord
 
 _PAGE = 500  # jobs; the API's maximum per request
@@ -123,9 +124,16 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
 ]
-IdempotencyKey = Annotated[
-    str | None, typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job.")
-]
+
+
+def _checked_key(key: str | None) -> str | None:
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+        raise BadInput(f"--idempotency-key {key!r}: give 1 to 255 visible ASCII characters")
+    return key
+
+
+_KEY_HELP = "Idempotency key: repeating the command with it creates only one job."
+IdempotencyKey = Annotated[str | None, typer.Option(metavar="KEY", help=_KEY_HELP, callback=_checked_key)]
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class ServiceUnreachable(ConnectionError):
         super().__init__(f"no service answers at {base_url}{way} ({cause or type(cause).__name__}); {remedy}")
 
 
-_KEY = re.compile(r"[!-~]{1,255}")
+IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,255}")
 
 _Answer = TypeVar("_Answer")
 _Now = TypeVar("_Now")
@@ -189,7 +189,7 @@ def create(path: str, answer: type[_Answer], body: Any, key: str | None) -> Call
     Raises:
         ValueError: The key is invalid.
     """
-    if key is not None and not _KEY.fullmatch(key):
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
         raise ValueError(f"{key!r} cannot be an Idempotency-Key; give 1 to 255 visible ASCII characters")
     headers = {"Idempotency-Key": key or secrets.token_urlsafe(24)}
     return Call("POST", path, answer, body=body, headers=headers, repeatable=True)

@@ -444,7 +444,7 @@ def results_of(
     for job_id, at, kind, to, kept, *shape in session.execute(columns.where(*of_jobs, ~is_loss).order_by(EventRow.id)):
         if kind == "shape":
             ranks[job_id].append((at, 0 if kept else math.prod(size or 1 for size in shape)))
-        elif to != JobState.RUNNING:
+        elif to not in (JobState.RUNNING, JobState.SCHEDULING):  # a gang that has formed is starting for a while
             ranks[job_id].append((at, 0))
     return {row[0]: row[1] for row in session.execute(lowest)}, ranks
 

@@ -17,6 +17,7 @@ from service.jobs.store import JobStore
 from service.logs import RecurringFaults
 from service.scheduler.datasets import DatasetReconciler
 from service.scheduler.reconcile import Reconciler
+from service.security.redaction import redact
 from service.telemetry.process import ProcessMetrics, SchedulerMetrics
 
 logger = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class ReconcileLoop:
             self._lease = self._reconciler = None
         except ConnectionError as error:
             self._faults.occurred(_AWAY, error)
-            self._problem, self._problem_since = f"{_AWAY}: {error}", time.monotonic()
+            self._problem, self._problem_since = redact(f"{_AWAY}: {error}"), time.monotonic()
             self._leave()  # another service may reach it
             return False
         except Exception as error:

@@ -135,15 +135,18 @@ def a_run(store: JobStore, name: str, rate: float, *losses: float) -> str:
     """A job on two GPUs for an hour, then on four for half an hour, which from then on only keeps its state."""
     optimizer = {"learning_rate": rate}
     job = store.create(a_spec(name=name, group="rates", optimizer=optimizer, resources={"gpus_per_worker": 1}), "/c")
-    start(store, job.id)
+    store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
+    store.change(job.id, Reason.GANG_STARTING, "2 workers start", attempt=1)
+    store.append_reports(job.id, 1, [(1, T0, a_shape())])
+    store.change(job.id, Reason.GANG_STARTING, "loading the data and the model")
+    store.change(job.id, Reason.GANG_STARTED, "2 workers train")
     reports = [
-        (0, a_shape()),
         (60, a_shape().model_copy(update={"data_parallel_size": 2})),
         *((61 + step, an_evaluation(step, loss)) for step, loss in enumerate(losses)),
         (80, a_step(10, loss=losses[-1] if losses else float("nan"))),
         (90, a_shape().model_copy(update={"keeps": True})),
     ]
-    numbered = [(number + 1, T0 + timedelta(minutes=at), report) for number, (at, report) in enumerate(reports)]
+    numbered = [(number + 2, T0 + timedelta(minutes=at), report) for number, (at, report) in enumerate(reports)]
     store.append_reports(job.id, 1, numbered)
     store.change(job.id, Reason.TRAINING_FINISHED, "done")
     return job.id

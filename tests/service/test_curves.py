@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from service.accounts.keys import KeyStore
-from service.api.limits import CURVE_THREADS_PER_TENANT
+from service.api.limits import SLOW_THREADS
 from service.client import ApiError, Client
 from service.jobs.downsampled_curves import MOST_BUCKETS, CurveCache
 from service.jobs.model import JobRecord, Owner
@@ -239,7 +239,7 @@ def test_curves_that_take_long_hold_up_nothing_else(
         finally:
             go_on.set()
         assert {answer.result().status_code for answer in answers} == {200}
-    assert (cancelled.status_code, begun) == (202, CURVE_THREADS_PER_TENANT)
+    assert (cancelled.status_code, begun) == (202, SLOW_THREADS)
 
 
 def test_other_tenants_curves_are_not_found(guarded: RunningApi, store: JobStore) -> None:

@@ -1,9 +1,11 @@
 """What jobs share: nodes, queues, tenants, profiles of kinds of GPU. What operators watch: targets, health, metrics."""
 
 from collections import Counter
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client.registry import Collector
@@ -142,12 +144,13 @@ async def readyz(context: ContextDep) -> dict[str, str]:
 
 
 @health_router.get("/metrics", response_class=Response, responses=GUARDED)
-def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
+async def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
     """Metrics of the tenant's jobs for Prometheus; operators see all tenants' jobs and the service's own metrics."""
     collector: Collector = TenantCollector(context.store, context.quotas, who.tenant)
     if who.may(Scope.ADMIN):
         collector = ServiceCollector(context.store, context.quotas, context.metrics)
-    content, media_type = exposition(collector, request.headers.get("accept", ""))
+    write = partial(exposition, collector, request.headers.get("accept", ""))
+    content, media_type = await to_thread.run_sync(write, limiter=context.slow_threads[who.tenant])
     return Response(content, media_type=media_type)
 
 

@@ -203,13 +203,17 @@ class ComparisonQuery(ComparedQuery):
 
 
 @router.get("/compare", responses=NOT_FOUND)  # before the next, for which it would be the id of a job
-def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: ContextDep) -> Comparison:
+async def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: ContextDep) -> Comparison:
     """Show jobs' results side by side, with the fields in which their specs differ."""
-    jobs = query.jobs(who, context.store)
-    with Session(context.store.engine) as session:
-        losses, ranks = queries.results_of(session, [job.id for job in jobs])
-        courses = {job.id: queries.course_of(session, job.id) for job in jobs if job.progress}
-    return compared(jobs, losses, ranks, courses, datetime.now(UTC), query.sort, query.descending)
+
+    def read() -> Comparison:
+        jobs = query.jobs(who, context.store)
+        with Session(context.store.engine) as session:
+            losses, ranks = queries.results_of(session, [job.id for job in jobs])
+            courses = {job.id: queries.course_of(session, job.id) for job in jobs if job.progress}
+        return compared(jobs, losses, ranks, courses, datetime.now(UTC), query.sort, query.descending)
+
+    return await to_thread.run_sync(read, limiter=context.slow_threads[who.tenant])
 
 
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)
@@ -398,7 +402,7 @@ async def metrics(job: JobDep, who: Reader, context: ContextDep, query: Annotate
         return in_format(found, query.format)
 
     # A million steps take a minute, for which no other tenant's requests wait.
-    return await to_thread.run_sync(read, limiter=context.curve_threads[who.tenant])
+    return await to_thread.run_sync(read, limiter=context.slow_threads[who.tenant])
 
 
 # Jobs side by side.
@@ -444,7 +448,7 @@ async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, co
         return in_format(Curves(metric=query.metric, axis=query.axis, curves=curves), query.format)
 
     # For the first time this takes up to a minute, for which other requests do not wait.
-    return await to_thread.run_sync(read, limiter=context.curve_threads[who.tenant])
+    return await to_thread.run_sync(read, limiter=context.slow_threads[who.tenant])
 
 
 @router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
@@ -488,11 +492,15 @@ def record_evaluation(
 
 
 @router.get("/{job_id}/evaluations", responses=NOT_FOUND)
-def list_evaluations(job: JobDep, context: ContextDep) -> EvaluationList:
+async def list_evaluations(job: JobDep, who: Reader, context: ContextDep) -> EvaluationList:
     """List the evaluations of a job's checkpoints on tasks, newest first."""
-    with Session(context.store.engine) as session:
-        events = queries.newest_events(session, job.id, "scores", _MOST)
-    return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in events])
+
+    def read() -> EvaluationList:
+        with Session(context.store.engine) as session:
+            events = queries.newest_events(session, job.id, "scores", _MOST)
+        return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in events])
+
+    return await to_thread.run_sync(read, limiter=context.slow_threads[who.tenant])
 
 
 # A job's events and log lines as streams of server-sent events.
@@ -525,7 +533,7 @@ async def _stream(
                         yield event.encoded
                 return
             while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
-                batch = await context.feeds.read(job.id, seen, selection)
+                batch = await context.feeds.read(job.id, seen, selection, who.tenant)
                 for event in batch:
                     yield event.encoded
                 if len(batch) < BATCH:

@@ -46,7 +46,7 @@ async def create_sweep(request: SweepRequest, who: Submitter, context: ContextDe
         try:
             spec = await run_in_threadpool(request.trial, 0, parameters)
             if now() < until:  # else stores and searches have taken long; the rest is checked when it is submitted
-                await admitted(spec, context, who.tenant, lambda _: True)
+                await admitted(spec, context, who.tenant, lambda _: True, pins=False)
         except IllegalTrial as error:
             errors.append(FieldError(field="space", message=str(error)))
         except InvalidJob as error:

@@ -188,6 +188,8 @@ def import_configuration(
     out: Annotated[Path | None, typer.Option(help="File to write the job to (default: standard output).")] = None,
 ) -> None:
     """Convert another trainer's configuration into a job file; list what was not converted or is still to be set."""
+    if out is not None and out.exists():
+        raise BadInput(f"{out} exists; give --out a new file")
     imported = read_foreign_config(config)
     for note in imported.notes:
         say(f"not converted exactly: {note}", err=True)
