@@ -382,6 +382,7 @@ class CheckpointFolder:
         """Remove the unpinned checkpoints that ``prunable`` names, and return their steps.
 
         Damaged ones do not count among the newest, nor do those that the job has left out, since it is behind them.
+        While it trains, what is left of saves that never ended is removed as well.
 
         Args:
             keep_last: Number of newest checkpoints to keep; ``None``: all.
@@ -390,6 +391,10 @@ class CheckpointFolder:
                 manifests and file sizes.
             newest: The step that the job has just saved; ``None`` if it does not train.
         """
+        if newest is not None:
+            for step, files in self._found().items():
+                if step < newest and any(files.values()) and not files.keys() & {MANIFEST, COMMITTED}:
+                    self._clear(step)
         steps = self.steps()
         if keep_last is None or len(steps) <= keep_last:
             return []
@@ -459,6 +464,10 @@ class CheckpointFolder:
 
     def _committed(self) -> dict[int, dict[str, int]]:
         """File sizes by name of each committed step."""
+        return {step: files for step, files in self._found().items() if MANIFEST in files or COMMITTED in files}
+
+    def _found(self) -> dict[int, dict[str, int]]:
+        """File sizes by name of each step, committed or not."""
         sizes: dict[str, dict[str, int]] = {}
         # An object store needs one flat listing, where a pattern would take one per step. On a disk, fsspec would take
         # a folder that cannot be listed for an empty one, and a job would start over.
@@ -466,8 +475,7 @@ class CheckpointFolder:
         for path, entry in self._filesystem.find(self._path, detail=True, **on_disk).items():
             if match := _FILE.fullmatch(path.removeprefix(self._path)):
                 sizes.setdefault(match.group(1), {})[match.group(2)] = int(entry["size"] or 0)
-        committed = {name: files for name, files in sizes.items() if MANIFEST in files or COMMITTED in files}
-        return {step: files for name, files in committed.items() if (step := step_named(name)) is not None}
+        return {step: files for name, files in sizes.items() if (step := step_named(name)) is not None}
 
     def _sizes(self, step: int) -> dict[str, int]:
         """File sizes of a step by name."""

@@ -134,6 +134,8 @@ def _make_room(cache: Path, needed: int) -> None:
 
 # A long sequence of tokens in one or more pieces, with random access.
 
+_MOST_COUNTED = 2**26  # tokens of a stream
+
 
 class TokenStream:
     """A concatenation of pieces, which may be memory-mapped files and are not copied.
@@ -165,8 +167,13 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64)
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """Number of occurrences of each token id, from 0 to the largest."""
-        counts = [np.bincount(piece) for piece in self._pieces]
+        """Number of occurrences of each token id, from 0 to the largest, in as much as is counted in a moment."""
+        begins = (end - len(piece) for piece, end in zip(self._pieces, self._ends, strict=True))
+        counts = [
+            np.bincount(piece[: _MOST_COUNTED - begin])
+            for piece, begin in zip(self._pieces, begins, strict=True)
+            if begin < _MOST_COUNTED
+        ]
         total = np.zeros(max(map(len, counts)), np.int64)
         for of_piece in counts:
             total[: len(of_piece)] += of_piece
@@ -275,7 +282,8 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
                 if document.problem:
                     remedy = "; or tokenize beforehand with: boost data tokenize --on-error skip"
                     raise ValueError(document.refusal(remedy))
-                parts.append(tokens)
+                if document.content:  # as `boost data tokenize` does
+                    parts.append(tokens)
                 text_bytes += len(document.content)
     return np.concatenate(parts)[:-1], text_bytes
 

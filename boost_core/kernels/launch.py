@@ -165,8 +165,9 @@ class Part:
             return self.halves.results.pop(number).detach(), True  # the graph must not refer to the halves' views
         (first, _), tokens, columns = self.halves.sizes, sum(self.halves.sizes), shape[-1]
         if self.place == 0 and room:
-            memory = like.new_empty(tokens * (columns + 1))
-            self.halves.results[number] = memory[first : first + tokens * columns].view(tokens, columns)
+            begin = -(-first // 8) * 8  # products of 8-bit rows are written from whole 16 bytes on
+            memory = like.new_empty(begin + tokens * columns + tokens - first)
+            self.halves.results[number] = memory[begin : begin + tokens * columns].view(tokens, columns)
         elif self.place == 0:
             self.halves.results[number] = like.new_empty((*shape[:-2], tokens, columns), dtype=dtype)
         return torch.split(self.halves.results[number], list(self.halves.sizes), dim=-2)[self.place], False

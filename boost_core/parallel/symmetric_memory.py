@@ -9,7 +9,7 @@ It needs GPUs of one host that reach each other's memory, and processes that see
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -206,22 +206,35 @@ def connect(
     if why is not None:
         return None, why
 
-    symmetric = None
-    try:
+    def on_all(make: Callable[[], Any]) -> tuple[Any, str | None]:
+        """What this rank has made, unless any rank could not, and why: no rank waits for one that has failed."""
+        made, problem = None, None
+        try:
+            made = make()
+        except Exception as error:
+            problem = str(error).partition("\n")[0]
+        problems: list[str | None] = [None] * len(views)
+        dist.all_gather_object(problems, problem, group=group)
+        return made, next((each for each in problems if each is not None), None)
+
+    def allocated() -> torch.Tensor:
         # Imported here because it takes a while, and few jobs use it.
         from torch._C._distributed_c10d import _SymmetricMemory
+
+        # Not from torch's pool, which would keep the memory for the next gang, whose ranks are others.
+        return _SymmetricMemory.empty_strided_p2p((limits.largest,), (1,), torch.uint8, device)
+
+    def met() -> SymmetricMemory:
         from torch.distributed._symmetric_memory import rendezvous
 
-        _rendezvous_so_far += 1
-        # Not from torch's pool, which would keep the memory for the next gang, whose ranks are others.
-        memory = _SymmetricMemory.empty_strided_p2p((limits.largest,), (1,), torch.uint8, device)
         handle: Any = rendezvous(memory, group)
-        symmetric = SymmetricMemory(handle, memory, limits, device)
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-    reasons: list[str | None] = [None] * len(views)
-    dist.all_gather_object(reasons, why, group=group)
-    why = next((each for each in reasons if each is not None), None)
+        return SymmetricMemory(handle, memory, limits, device)
+
+    memory, why = on_all(allocated)
+    if why is not None:
+        return None, why
+    _rendezvous_so_far += 1
+    symmetric, why = on_all(met)
     return (symmetric, None) if why is None else (None, why)
 
 

@@ -107,7 +107,8 @@ def newest_whole_state(stores: Iterable[tuple[Owner, Sequence[SnapshotIndex]]]) 
     ranks = by_gang[max(whole)]
     parts = tuple(index for _, (index, _) in sorted(ranks.items()))
     owners = {index.key: owner for index, owner in ranks.values()}
-    return MemoryState(parts[0].key.step, parts[0].samples, parts, owners)
+    # After a divergence the same state goes on with later samples, and not all copies of it may be the newest.
+    return MemoryState(parts[0].key.step, max(part.samples for part in parts), parts, owners)
 
 
 def uncopied_ranks(nodes: Sequence[str], owner_of: Sequence[int]) -> list[int]:

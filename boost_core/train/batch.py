@@ -190,8 +190,9 @@ class Partitioner:
             if spec.parallelism.context.exchange != "latents":
                 here = torch.tensor([[zlib.crc32(socket.gethostname().encode())]], device=device)
                 nodes = self._ranks.all_gather(here, "nodes").flatten().tolist()
-            if len(set(nodes)) > 1:
-                of_keys = nodes if self._planner.exchange == "latents" else None
+            spread = len(set(nodes)) > 1
+            if spread or moves_latents:  # tasks move as latents within a node, too, as they are planned
+                of_keys = nodes if spread and self._planner.exchange == "latents" else None
                 self._route = LatentRoute(
                     of_keys, moves_latents, groups.tensor,
                     lambda chunks: rotation.of_tokens(self._places(chunks) % rotation.sequence_length),

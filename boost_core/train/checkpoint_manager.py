@@ -101,7 +101,9 @@ class StoreAway(OSError):
     """A store returns nothing of any checkpoint. All ranks raise it."""
 
 
-def load_newest(load: Callable[[int], None], folder: CheckpointFolder, step: int | None = None) -> int | None:
+def load_newest(
+    load: Callable[[int], None], folder: CheckpointFolder, step: int | None = None, most: int | None = None
+) -> int | None:
     """Load the newest checkpoint of a folder that can be read and is intact, if it has any. All ranks call it.
 
     In a store, a checkpoint is left out only when it has failed twice, and if it cannot be read, only while others can:
@@ -112,6 +114,7 @@ def load_newest(load: Callable[[int], None], folder: CheckpointFolder, step: int
             ``CheckpointUnreadable`` if any cannot read it.
         folder: The checkpoints.
         step: The only one to try; default: all, newest first.
+        most: Try none of a later step.
 
     Returns:
         The step that was loaded, the same on all ranks; ``None`` if the folder has no checkpoint.
@@ -122,7 +125,8 @@ def load_newest(load: Callable[[int], None], folder: CheckpointFolder, step: int
         OSError: The checkpoints cannot be listed, or none of them can be read.
     """
     # Rank 0 looks and tells the others, so that all load the same one.
-    candidates = read_on_first_rank(lambda: [each for each in reversed(_steps(folder)) if step in (None, each)])
+    listed = read_on_first_rank(lambda: [each for each in reversed(_steps(folder)) if step in (None, each)])
+    candidates = [each for each in listed if most is None or each <= most]
     left_out, unread = [], None
     for each in candidates:
         try:
@@ -386,12 +390,14 @@ class CheckpointManager:
             for chunk, copy in zip(state.chunks(), copies, strict=True):
                 chunk.tensor.copy_(copy.tensor)
             state.optimizer.round_masters()
-            state.step = step
-            return "memory"
-        if load_newest(partial(state.load, self._folder), self._folder) is None:
+            state.step, source = step, "memory"
+        elif load_newest(partial(state.load, self._folder), self._folder, most=state.step) is not None:
+            state.samples, source = samples, "storage"
+        else:
             return None
-        state.samples = samples
-        return "storage"
+        if self._due.memory_every_steps is not None:  # else a gang that recovers would read the same batches again
+            self._due.memory = self._due.requested = True
+        return source
 
     def held_seconds(self) -> float:
         """Return how long the loop has stood still for copies since the last call."""

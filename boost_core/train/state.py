@@ -289,6 +289,11 @@ class TrainState:
                 f"the checkpoint at {folder.step_url(step)} is of another model: {', '.join(different.values())}; "
                 "use the same model, or another checkpoint folder"
             )
+        elif manifest.sequence_length != (length := self.spec.training.sequence_length):
+            raise ValueError(
+                f"the checkpoint at {folder.step_url(step)} counts sequences of {manifest.sequence_length} tokens, and "
+                f"training.sequence_length is {length}; use another checkpoint folder, with checkpoint.continue_from"
+            )
         weights_only = origin is not None and origin.weights_only
         load_chunks(
             folder, manifest, (each for each in self.chunks() if not weights_only or each.name.endswith(_MASTER))

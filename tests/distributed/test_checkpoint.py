@@ -341,6 +341,12 @@ def test_another_model_is_refused_by_name(ranks: Ranks, corpus: Path, tmp_path: 
         ranks.run(2, load, tiny_job(corpus, tmp_path, model={"rank": 4}))
 
 
+def test_another_length_of_sequences_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
+    with pytest.raises(ValueError, match=r"counts sequences of 32 tokens, and training\.sequence_length is 16"):
+        ranks.run(2, load, tiny_job(corpus, tmp_path, training={"sequence_length": 16}))
+
+
 def test_a_job_continues_from_another_jobs_checkpoint(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path / "first"))
     second = tiny_job(corpus, tmp_path / "second", checkpoint={"continue_from": str(tmp_path / "first")})

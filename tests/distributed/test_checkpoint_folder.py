@@ -11,6 +11,7 @@ from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.checkpoint.resharding import load_whole
 from boost_core.config import JobSpec
+from boost_core.train.checkpoint_manager import load_newest
 from tests.checkpoints import save_whole
 from tests.distributed.recording import train_and_record
 from tests.distributed.test_checkpoint import step_and_save
@@ -179,6 +180,33 @@ def test_those_that_a_job_has_left_out_do_not_count_either(store: tuple[str, dic
     folder = written(store, job, 100, 200, 300)
     assert folder.prune(1, None, newest=200) == [100]
     assert folder.steps() == [200, 300]
+
+
+def test_what_saves_that_never_ended_have_left_goes_with_the_next_checkpoint(
+    store: tuple[str, dict | None], job: JobSpec
+) -> None:
+    folder = written(store, job, 100)
+    for step in (150, 300):
+        save_whole(folder, step, WEIGHTS)
+    folder.prune(None, None)  # by someone else, while the job may be saving
+    assert folder._sizes(150)
+    written(store, job, 200)
+    assert folder.prune(None, None, newest=200) == []
+    assert (folder.steps(), folder._sizes(150), bool(folder._sizes(300))) == ([100, 200], {}, True)
+    assert [folder.damage(step) for step in folder.steps()] == [[], []]
+
+
+def newest_loaded(folder: CheckpointFolder, most: int) -> tuple[int | None, list[int]]:
+    loaded: list[int] = []
+    return load_newest(loaded.append, folder, most=most), loaded
+
+
+@pytest.mark.parametrize(("most", "step"), [(250, 200), (200, 200), (99, None)])
+def test_who_rolls_back_never_goes_forward(
+    ranks: Ranks, tmp_path: Path, job: JobSpec, most: int, step: int | None
+) -> None:
+    folder = written((f"file://{tmp_path}/runs", None), job, 100, 200, 300)
+    assert ranks.run(1, newest_loaded, folder, most) == [(step, [] if step is None else [step])]
 
 
 def test_a_job_behind_a_checkpoint_keeps_the_one_that_it_has_just_saved(ranks: Ranks, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels import fp8_product
-from boost_core.kernels.launch import always
+from boost_core.kernels.launch import Halves, always
 from boost_core.parallel.btp import DeferredWeightGradients, with_room_beside
 from boost_core.parallel.communicator import Communicator
 from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
@@ -28,6 +28,21 @@ MODEL = ModelConfig.model_validate(
     }
 )  # fmt: skip
 SHAPE = 4, 16  # sequences of so many tokens
+
+
+@pytest.mark.parametrize("tokens", [(5, 4), (500, 500), (8, 8)])
+def test_halves_rows_begin_at_whole_16_bytes_with_their_room_beside(tokens: tuple[int, int]) -> None:
+    halves, columns = Halves(tokens), 16
+    like = torch.empty(0, dtype=torch.bfloat16)
+    memories = []
+    for part in halves.parts()[:2]:
+        rows_Tr, _ = part.result(like, (*tokens[:1], columns), room=True)
+        memory, room_T = with_room_beside(rows_Tr, part)
+        assert rows_Tr.data_ptr() % 16 == 0
+        assert (len(memory), len(room_T)) == (rows_Tr.shape[0] * (columns + 1), rows_Tr.shape[0])
+        memories.append(memory.data_ptr() + torch.arange(len(memory)) * 2)
+    assert not set(memories[0].tolist()) & set(memories[1].tolist())
+    assert halves.results[0].untyped_storage().nbytes() <= 2 * (sum(tokens) * (columns + 1) + 7)
 
 
 @pytest.mark.parametrize("room", [False, True])

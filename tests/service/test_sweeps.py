@@ -675,12 +675,13 @@ def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(c
 def test_the_check_of_a_sweep_looks_at_stores_for_so_long_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[str]()
 
-    async def slow(spec: Any, *_: object) -> None:
+    async def slow(spec: Any, *_: object, pins: bool) -> None:
+        assert not pins, "a sweep that is refused would pin for ever"
         looked.append(spec.name)
-        time.sleep(0.05)
+        time.sleep(2)
 
     monkeypatch.setattr("service.api.routes.sweeps.admitted", slow)
-    monkeypatch.setattr("service.api.routes.sweeps._CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("service.api.routes.sweeps._CHECK_SECONDS", 2)
     space = {"model.rank": {"choices": [8, 16, 32]}}
     assert client.create_sweep(request(search="grid", space=space)).state is SweepState.RUNNING
     assert len(looked) == 1

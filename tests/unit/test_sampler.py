@@ -1,4 +1,5 @@
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -143,3 +144,5 @@ def test_a_stream_reads_across_its_pieces(sizes: list[int], data: st.DataObject)
     assert len(stream) == len(tokens)
     assert stream.read(begin, end).tolist() == list(range(begin, end))
     assert stream.counts().tolist() == [1] * len(tokens)
+    with patch("boost_core.data.corpus._MOST_COUNTED", most := data.draw(st.integers(1, 20))):
+        assert stream.counts().tolist() == [1] * min(most, len(tokens))

@@ -1,6 +1,7 @@
 """Who keeps whose copy, and which state can be recovered."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,12 @@ def test_the_newest_state_is_put_together_from_all_holders() -> None:
     assert (state.step, state.samples) == (5, 20)
     assert state.parts == (*snapshots(1, 5, 2, 0), *snapshots(1, 5, 2, 1))
     assert state.owners == {SnapshotKey(1, 5, 0): "x", SnapshotKey(1, 5, 1): "y"}
+
+
+def test_after_a_divergence_samples_are_not_read_again() -> None:
+    old, (new,) = snapshots(1, 5, 2, 0), snapshots(1, 5, 2, 1)
+    state = newest_whole_state([("x", old), ("y", [replace(new, samples=28)])])
+    assert state is not None and state.samples == 28
 
 
 def test_each_part_comes_from_one_holder() -> None:

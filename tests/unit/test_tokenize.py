@@ -126,6 +126,15 @@ def test_tokens_remember_the_bytes_of_their_text(tmp_path: Path) -> None:
     assert stream.validation.bytes_per_token is None
 
 
+def test_empty_documents_are_left_out_of_what_is_tokenized_at_the_start_too(tmp_path: Path) -> None:
+    texts = ["one", "", "two", ""] * 100
+    for name, kept in (("all", texts), ("some", [text for text in texts if text])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in kept))
+    sources = (SourceConfig(kind="jsonl", paths=(str(tmp_path / f"{name}.jsonl"),)) for name in ("all", "some"))
+    first, second = (load_corpus(DataConfig(source=source), 8).streams[0].training for source in sources)
+    assert first.read(0, len(first)).tolist() == second.read(0, len(second)).tolist()
+
+
 def test_bytes_in_many_shards_are_the_documents(tmp_path: Path) -> None:
     write(tmp_path / "in", "jsonl")
     with patch.object(our_tokenizers, "_BATCH_BYTES", 300):
