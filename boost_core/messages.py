@@ -39,9 +39,7 @@ class StepReport(Frozen):
     tokens: int = Field(description="Tokens trained on since the job started.")
     tokens_per_second: float
     step_seconds: float
-    communication_seconds: float = Field(
-        description="Total duration of this step's collectives, each from start to end."
-    )
+    communication_seconds: float = Field(description="Duration of this step's collectives, each from start to end.")
     exposed_communication_seconds: float = Field(
         description="Part of step_seconds spent waiting for collectives: communication that computation did not hide."
     )
@@ -161,9 +159,7 @@ class StartReport(Frozen):
     world_size: int
     parameters: int
     load_seconds: float = Field(0.0, description="Seconds taken to load the state.")
-    resumed_from: str | None = Field(
-        description="URL of the checkpoint, or memory; null if training starts from scratch."
-    )
+    resumed_from: str | None = Field(description="URL of the checkpoint, or memory; null if it starts from scratch.")
     attention: str | None = Field(
         None, description="Whose kernels compute attention: cudnn, flash, efficient or math; null in old records."
     )
@@ -234,9 +230,7 @@ class RestartReport(Frozen):
     recovered_from: Literal["memory", "storage", "start"]
     seconds: float = Field(description="From the fault, or the end of the last step, to the end of the first new step.")
     waiting_seconds: float = Field(description="Part of seconds spent waiting for resources.")
-    parts: dict[str, float] = Field(
-        description="Seconds of each phase: detect, stop, place, start, load and first_step."
-    )
+    parts: dict[str, float] = Field(description="Seconds by phase: detect, stop, place, start, load and first_step.")
 
 
 class Fault(StrEnum):

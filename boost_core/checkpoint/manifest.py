@@ -146,9 +146,7 @@ def decode(stored: bytes, step: int) -> Manifest:
     if type(number) is not int or number < OLDEST_FORMAT:
         raise CheckpointDamaged(f"is not a manifest of format {OLDEST_FORMAT} to {FORMAT}")
     if number > FORMAT:
-        raise CheckpointDamaged(
-            f"was written by a newer version: it has format {number}, and this reads up to {FORMAT}"
-        )
+        raise CheckpointDamaged(f"was written by a newer version: it has format {number}; this reads up to {FORMAT}")
     written = content.pop(_CHECKSUM, None)
     # A checksum is checked wherever there is one; otherwise a damaged format number could disable it.
     if written != _checksum(content) and (written is not None or number > OLDEST_FORMAT):

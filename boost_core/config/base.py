@@ -453,9 +453,7 @@ class StoreUnusable(OSError):
 
 def unusable(problem: object) -> StoreUnusable:
     """Return the error for a store that cannot be used, given what went wrong."""
-    return StoreUnusable(
-        f"the object store cannot be used: {problem}; check the URL, AWS_ENDPOINT_URL and the credentials"
-    )
+    return StoreUnusable(f"the object store cannot be used: {problem}; check the URL, AWS_ENDPOINT_URL and credentials")
 
 
 @contextmanager

@@ -311,9 +311,7 @@ class SparseAttentionConfig(Config):
         le=65536,
         description="Nearest tokens that a query always sees, itself included; rounded up to blocks of 64.",
     )
-    from_length: int = Field(
-        16384, ge=256, le=1_048_576, description="Documents with fewer tokens use dense attention."
-    )
+    from_length: int = Field(16384, ge=256, le=1_048_576, description="Shorter documents use dense attention.")
     recall: float = Field(
         0.95,
         gt=0,

@@ -301,9 +301,7 @@ def layout_and_batches(reader: Reader) -> tuple[dict[str, Any], dict[str, Any]]:
     if engine != "1f1b" and parallelism["pipeline_parallel_size"] > 1:
         reader.note("parallelism.pp_engine", engine, "1f1b gives the same result with less memory")
     if (size := reader.whole("parallelism.expert_parallel_size", 1)) > 1:
-        reader.note(
-            "parallelism.expert_parallel_size", size, "not supported here; the gang has tp x cp x pp x dp ranks"
-        )
+        reader.note("parallelism.expert_parallel_size", size, "not supported; the gang has tp x cp x pp x dp ranks")
     if reader.flag("parallelism.recompute_layer", False):
         parallelism["recompute"] = "full"
         reader.note("parallelism.recompute_layer", True, "recompute=full does the same; latent sends nothing again")

@@ -169,9 +169,7 @@ class LayerAttention:
             ValueError: The number of tokens is not the plan's.
         """
         if len(query_The) != self.attention.tokens:
-            raise ValueError(
-                f"{len(query_The)} tokens are not the {self.attention.tokens} that the plan has on this rank"
-            )
+            raise ValueError(f"{len(query_The)} tokens are not the {self.attention.tokens} that the plan has here")
         maker, sent = (latents.maker, latents[:2]) if latents else (None, ())
         task_maker, moved = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
         query_The, keys_Tsje = _Save.apply(  # type: ignore[no-untyped-call]

@@ -309,7 +309,8 @@ class ActiveKeys:
                 by_slash_cb = has_cn[:, document.block_b.unsqueeze(1) + of_head.slashes].any(dim=2)
                 vertical_ct = is_vertical_m[document.place_t] & (document.place_t // BLOCK <= last_c.unsqueeze(1))
                 goes_cjt[:, head // share] |= by_slash_cb[:, local_b] | vertical_ct
-                by_slash_n = has_cn[communicator.rank, number_n.unsqueeze(1) + of_head.slashes].any(dim=1)
+                reach_bs = document.block_b.unsqueeze(1) - of_head.slashes + blocks  # those before the document, too
+                by_slash_n = has_cn.new_zeros(2 * blocks).index_fill_(0, reach_bs.flatten(), True)[blocks:]
                 vertical_m = is_vertical_m & (place_m // BLOCK <= last_c[communicator.rank])
                 sees_jm[head // share] |= by_slash_n[place_m // BLOCK] | vertical_m
             goes_cjt[communicator.rank] = False

@@ -51,9 +51,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     to_model.add_argument(
         "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
     )
-    to_model.add_argument(
-        "--merge", action="store_true", help="multiply out low-rank products, giving a plain dense model"
-    )
+    to_model.add_argument("--merge", action="store_true", help="multiply out low-rank products: a plain dense model")
     to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
     to_model.add_argument("--push", metavar="REPO", help="also push the model to this repository on a hub")
     to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with the service's records of the job
@@ -61,9 +59,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         "--nanotron", type=int, metavar="TP", help="write a dense model in nanotron's format, for TP ranks"
     )
     from_model = commands.add_parser("start", help="convert a model into a checkpoint that a job can start from")
-    from_model.add_argument(
-        "model", type=Path, help="folder with config.json and safetensors, or a nanotron checkpoint"
-    )
+    from_model.add_argument("model", type=Path, help="folder of config.json and safetensors, or a nanotron checkpoint")
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
     from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.weights_from")
     arguments = parser.parse_args(command_line)

@@ -80,9 +80,7 @@ class Destination:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
         if free < needed:
-            raise OSError(
-                f"{parent} has {free / 1e9:,.3f} GB free and the export takes {needed / 1e9:,.3f} GB; make room"
-            )
+            raise OSError(f"{parent} has {free / 1e9:,.3f} GB free; the export takes {needed / 1e9:,.3f} GB; make room")
         with TemporaryFolder(".export-", parent) as folder:
             yield folder
 

@@ -118,9 +118,7 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
         place = (folder / "model").joinpath(*folders)
         shards = sorted(place.glob(f"model_{last}*.safetensors"))
         if not shards:
-            raise ValueError(
-                f"{place} has no shard of {packed.name}; give the folder of a complete nanotron checkpoint"
-            )
+            raise ValueError(f"{place} has no shard of {packed.name}; give the folder of a whole nanotron checkpoint")
         whole, covered = torch.empty(0), 0
         for path in shards:
             try:
@@ -143,9 +141,7 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
             raise ValueError(f"shards of {packed.name} are missing in {place}; there are {len(shards)}")
         whole, rows = whole.float(), sum(packed.rows)
         if rows != len(whole):
-            raise ValueError(
-                f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} belongs to another model"
-            )
+            raise ValueError(f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} is another model's")
         turned = sum(packed.rows[: packed.turned])
         if neighbours and turned:  # from rotating neighbours to rotating halves
             by_neighbours = whole[:turned].view(-1, model.head_size // 2, 2, *whole.shape[1:])

@@ -275,9 +275,7 @@ def _of_file(
         end = FileTokenizer(tokenizer, name, end_of_document).end_of_document
     end_name = tokenizer.id_to_token(end)
     if end_name is None:
-        raise TokenizerDiffers(
-            f"{name} has no token {end}, which ends documents; give the tokenizer it was trained with"
-        )
+        raise TokenizerDiffers(f"{name} has no token {end}, which ends documents; give the one it was trained with")
     unused: dict[str, None] = {"truncation": None, "padding": None}  # as in training
     if tokenizer.num_special_tokens_to_add(False):
         unused["post_processor"] = None

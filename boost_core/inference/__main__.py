@@ -24,9 +24,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
         command.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
     add = generating.add_argument
     add("--prompt", required=True, help="the beginning of a document; may be empty")
-    add(
-        "--max-new-tokens", type=int, help="maximum number of new tokens (default: 100, or as many as fit the sequence)"
-    )
+    add("--max-new-tokens", type=int, help="maximum number of new tokens (default: 100, or as many as fit)")
     add("--temperature", type=float, default=1.0, help="0: the likeliest token each time (default: 1)")
     add("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability")
     add("--seed", type=int, help="seed for sampling (default: a different one each time)")

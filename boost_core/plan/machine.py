@@ -339,9 +339,7 @@ class Cluster:
         """
         if (ranks := math.prod(sizes)) > self.size:
             joined = " × ".join(f"{level.fan_out} ({level.name})" for level in self.levels)
-            raise ValueError(
-                f"{ranks} ranks do not fit into {joined}; choose smaller sizes, or describe a larger network"
-            )
+            raise ValueError(f"{ranks} ranks do not fit into {joined}; choose smaller sizes, or a larger network")
         room = [level.fan_out for level in self.levels]
         rows = []
         for size in sizes:

@@ -525,9 +525,7 @@ class PlannedStep(Frozen):
     """How many ranks take a step, what they need of the hosts, and how long it takes."""
 
     world_size: int
-    node_host_bytes: int = Field(
-        0, description="The most host memory that a node's ranks need for their state and copies."
-    )
+    node_host_bytes: int = Field(0, description="The most host memory that a node's ranks need for state and copies.")
     step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
     step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
 

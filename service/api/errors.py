@@ -25,7 +25,7 @@ from service.api.middleware import ENDLESS
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
-from service.jobs.model import IdempotencyKeyReused
+from service.jobs.model import IdempotencyKeyReused, TooManyJobs
 from service.jobs.profiles import ProfileNotFound
 from service.jobs.queries import JobNotFound
 from service.jobs.sweeps import SweepConflict, SweepNotFound
@@ -133,6 +133,7 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     CheckpointInUse: (HTTPStatus.CONFLICT, "checkpoint-in-use"),
     CheckpointPinned: (HTTPStatus.CONFLICT, "checkpoint-pinned"),
     Outdated: (HTTPStatus.PRECONDITION_FAILED, "precondition-failed"),
+    TooManyJobs: (HTTPStatus.UNPROCESSABLE_ENTITY, "too-many-jobs"),
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-key-reused"),
     NotReady: (HTTPStatus.SERVICE_UNAVAILABLE, "not-ready"),
     StoreUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),

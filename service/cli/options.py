@@ -60,9 +60,7 @@ def job_of(context: typer.Context, job: str) -> str:
         named = [each for each in listed(client, sys.maxsize, None, name=job)[0] if each.name == job]
     if len(named) > 1:
         which = [f"{each.id} ({each.state})" for each in named[:_MOST_NAMED]]
-        raise BadInput(
-            f"{job!r} is the name of several jobs; give an ID: {', '.join(which)}, or as `boost ls` lists them"
-        )
+        raise BadInput(f"{job!r} is the name of several jobs; give an ID: {', '.join(which)}, as `boost ls` lists them")
     return named[0].id if named else job
 
 

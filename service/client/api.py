@@ -422,9 +422,7 @@ class Api:
     datasets = request("GET", _service, "datasets", DatasetList, "Return the tenant's datasets.")
     dataset = request("GET", _dataset, "", DatasetDetail, "Return one dataset, with its lineage.")
     cancel_dataset = request("POST", _dataset, "cancel", Dataset, "Stop building a dataset.")
-    delete_dataset = request(
-        "DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; its files stay."
-    )
+    delete_dataset = request("DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; files stay.")
 
     # Sweeps.
 
@@ -457,9 +455,7 @@ class Api:
 
     presets = request("GET", _service, "presets", PresetList, "Return the published models.")
     examples = request("GET", _service, "examples", JobExampleList, "Return example job files.")
-    versions = request(
-        "GET", _service, "versions", Versions, "Return the versions of the service and of what it runs on."
-    )
+    versions = request("GET", _service, "versions", Versions, "Return the versions of the service and what it runs on.")
 
 
 # The clients, and how both read a stream across connections.

@@ -70,9 +70,7 @@ class Goodput(BaseModel):
     recomputed: float = Field(0.0, description="Seconds in steps computed again, and in steps cut short by a fault.")
     checkpoint: float = Field(0.0, description="Seconds for which checkpoints and copies blocked the loop.")
     restart: float = Field(0.0, description="Seconds to start, and to restart after interruptions.")
-    waiting: float = Field(
-        0.0, description="Seconds in the queue, waiting for resources, paused, or ended until retried."
-    )
+    waiting: float = Field(0.0, description="Seconds in the queue, waiting for resources, paused, or until retried.")
     data_stall: float = Field(0.0, description="Seconds in which steps waited for data.")
     compile: float = Field(0.0, description="Seconds by which the first step after a start exceeded the second.")
     since: datetime = Field(

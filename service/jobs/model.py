@@ -310,9 +310,7 @@ class CancelRequest(JobSelection):
 class Cancellation(BaseModel):
     """What a request to cancel many jobs has done."""
 
-    cancelled: int = Field(
-        description="Jobs that it cancelled: CANCELLED now, or within seconds if workers have to end."
-    )
+    cancelled: int = Field(description="Jobs that it cancelled: CANCELLED now, or in seconds if workers have to end.")
     ended: int = Field(description="Jobs that had ended, or were being cancelled, already.")
     not_found: list[str] = Field(description="Ids of no job; other tenants' jobs are as if they did not exist.")
     remaining: bool = Field(description="Whether more jobs are to be cancelled: send the same request again.")
@@ -381,6 +379,10 @@ KEPT = timedelta(days=7)
 
 class IdempotencyKeyReused(ValueError):
     """A key was reused for another request."""
+
+
+class TooManyJobs(ValueError):
+    """A tenant has as many jobs that have not ended as it may."""
 
 
 @dataclass(frozen=True)

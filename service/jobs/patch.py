@@ -69,9 +69,7 @@ class JobPatch(Config):
         None,
         description="Of elasticity. A job without it gets it; its own number of replicas is then the limit left out.",
     )
-    gpus: GpusPatch | None = Field(
-        None, description="Of elasticity, with layouts=auto; the layouts are chosen anew then."
-    )
+    gpus: GpusPatch | None = Field(None, description="Of elasticity, with layouts=auto; they are chosen anew then.")
     group: str | None = Field(None, description="May be changed after the job has ended, too; an empty one removes it.")
     tags: tuple[str, ...] | None = Field(None, description="All of them; likewise.")
     notes: str | None = Field(None, description="Likewise.")

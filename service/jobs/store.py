@@ -135,6 +135,13 @@ _NEWEST_CHECKPOINTS, _LARGE_CHECKPOINT = 64, 1 << 28  # jobs, bytes
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
 _INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
 _INSERT_TRIAL = insert(SweepTrialRow)
+MOST_UNFINISHED = 20_000  # jobs of a tenant: each pass of the scheduler is about all of them
+_ONE_TOO_MANY = (
+    select(JobRow.id)
+    .where(JobRow.tenant == bindparam("tenant"), JobRow.state.in_(queries.ACTIVE_STATES))
+    .offset(bindparam("others"))
+    .limit(1)
+)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
 _ALL_EVENTS = EventFilter()
@@ -207,6 +214,7 @@ class JobStore:
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
+            TooManyJobs: The tenant has too many jobs that have not ended.
             sqlalchemy.exc.IntegrityError: The trial has a job.
         """
         job_id, now = new_id("job"), datetime.now(UTC)
@@ -235,6 +243,11 @@ class JobStore:
                         alongside(connection)
                         return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                     connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
+                if connection.execute(_ONE_TOO_MANY, {"tenant": owner.tenant, "others": MOST_UNFINISHED - 1}).first():
+                    raise model.TooManyJobs(
+                        f"the tenant {owner.tenant!r} has {MOST_UNFINISHED} jobs that have not ended, which is the "
+                        "maximum; wait, or cancel some"
+                    )
                 arrival = connection.execute(_INSERT_JOB, job).scalar_one()
                 connection.execute(_INSERT_EVENT, events)
                 if trial is not None:

@@ -20,9 +20,7 @@ class NodeDataset(BaseModel):
     """A dataset that is being built, partly on a node."""
 
     name: str | None = Field(description="The dataset's name; null if it is another tenant's.")
-    cpus: float = Field(
-        description="CPUs that it holds there: those neither free nor of a job's ranks, at most its own."
-    )
+    cpus: float = Field(description="CPUs that it holds there: neither free nor of a job's ranks, at most its own.")
 
 
 class Node(BaseModel):

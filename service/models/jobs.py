@@ -295,7 +295,7 @@ class Checkpoint(BaseModel):
     saved_at: datetime = Field(description="When it was committed.")
     pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
     tensor_parallel_size: int = Field(
-        description="Tensor parallel size of the gang that wrote it; any layout can load it."
+        description="Tensor parallel size of the gang that wrote it; any layout loads it."
     )
     pipeline_parallel_size: int = Field(description="Pipeline parallel size of the gang that wrote it.")
     data_parallel_size: int = Field(description="Data parallel size of the gang that wrote it.")
@@ -369,9 +369,7 @@ class MetricsSample(BaseModel):
     gradient_norm: float | None = Field(description="Mean global norm before clipping.")
     tokens_per_second: float | None = Field(description="Mean throughput of the gang, in tokens per second.")
     step_seconds: float | None = Field(description="Mean duration of a step.")
-    exposed_communication_seconds: float | None = Field(
-        description="Mean part of a step spent waiting for collectives."
-    )
+    exposed_communication_seconds: float | None = Field(description="Mean part of a step waiting for collectives.")
     model_flops_per_second: float | None = Field(description="Mean model FLOPs per second of the whole gang.")
 
 

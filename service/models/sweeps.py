@@ -94,9 +94,7 @@ class StopEarly(Config):
     reduction_factor: int = Field(
         3, ge=2, le=10, description="For halving and hyperband: step of a rung divided by that of the previous rung."
     )
-    every_steps: Count | None = Field(
-        None, description="Steps from one rung of median to the next; default: first_step."
-    )
+    every_steps: Count | None = Field(None, description="Steps from a rung of median to the next; default: first_step.")
 
     @field_validator("every_steps")
     @classmethod

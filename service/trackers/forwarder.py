@@ -175,9 +175,7 @@ class Forwarder:
         try:
             tracked, job = progress.one(job_id, kind), self._store.get(job_id)
         except Exception:
-            logger.exception(
-                "the progress of %s with job %s could not be read; the next poll tries again", kind, job_id
-            )
+            logger.exception("the progress of %s with job %s cannot be read; the next poll tries again", kind, job_id)
             return
         try:
             deliver(self._store, progress, tracked, self._open(kind, job))

@@ -129,9 +129,7 @@ class Wandb:
         with _logged(run) as logged:
             last = max((event_id for event_id, _ in run["rows"]), default=known)
             if (received := self._last_event(batch.job)) < last:
-                raise WandbRefused(
-                    f"{self._url} has points up to event {received}, but was sent points up to event {last}"
-                )
+                raise WandbRefused(f"{self._url} has points up to event {received}, but was sent up to event {last}")
             return {"url": logged["url"]}
 
     def _last_event(self, job: JobRecord) -> int:

@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_is_refused_before_anything_is_read(
     checkpoints: str, small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(checkpoints, small_disk / "model") == 2
-    assert f"{small_disk} has 0.000 GB free and the export takes 0.001 GB; make room" in capsys.readouterr().err
+    assert f"{small_disk} has 0.000 GB free; the export takes 0.001 GB; make room" in capsys.readouterr().err
     assert not list(small_disk.iterdir())
 
 

@@ -119,7 +119,7 @@ def test_a_tokenizer_that_has_gone_is_asked_for_and_another_is_refused(
     checkpoints, prompt = str(learnt / "checkpoints"), ["generate", "--prompt=The", "--max-new-tokens=2"]
     (tmp_path / "other.json").write_text(train_bpe([TEXT.encode()], 280))
     assert main([*prompt, f"--tokenizer={tmp_path}/other.json", checkpoints]) == 2
-    assert "give the tokenizer it was trained with" in capsys.readouterr().err
+    assert "give the one it was trained with" in capsys.readouterr().err
     (learnt / "tokens").rename(learnt / "moved")
     try:
         assert main([*prompt, checkpoints]) == 2

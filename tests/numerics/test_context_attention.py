@@ -257,7 +257,7 @@ def refused(call: str) -> str:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        ("tokens", "6 tokens are not the 8 that the plan has on this rank"),
+        ("tokens", "6 tokens are not the 8 that the plan has here"),
         ("ranks", "the plan deals tokens to 4 ranks and the group has 2; plan for the group"),
     ],
 )

@@ -17,7 +17,7 @@ import service.accounts.tables  # noqa: F401  # its tables are among those expec
 from boost_core.config import DataParallelRange, Layout
 from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile
 from service.jobs.database import migrate, open_engine
-from service.jobs.model import JobFilter, new_id
+from service.jobs.model import JobFilter, Owner, TooManyJobs, new_id
 from service.jobs.patch import JobPatch
 from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
@@ -260,6 +260,17 @@ def test_unknown_jobs(store: JobStore) -> None:
         with pytest.raises(JobNotFound, match="no job 'job-0'"):
             call()
     assert store.events("job-0") == []
+
+
+def test_a_tenant_has_so_many_unfinished_jobs(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.jobs.store.MOST_UNFINISHED", 2)
+    first, second = (store.create(a_spec(), "/c", Owner("lab")) for _ in range(2))
+    with pytest.raises(TooManyJobs, match="the tenant 'lab' has 2 jobs that have not ended"):
+        store.create(a_spec(), "/c", Owner("lab"))
+    store.create(a_spec(), "/c", Owner("other"))
+    store.request_cancel(first.id)
+    store.create(a_spec(), "/c", Owner("lab"))
+    assert next(job.id for job in store.active()) == second.id
 
 
 def test_cancelling_a_queued_job_ends_it(store: JobStore) -> None:

@@ -510,9 +510,7 @@ _LARGEST_ID = 2**63 - 1  # what a database can compare
 _MOST_RANKS = 2**31 - 1
 
 After = Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")]
-LastEventId = Annotated[
-    int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that reconnect.")
-]
+LastEventId = Annotated[int | None, Header(ge=0, le=_LARGEST_ID, description="The same, of clients that reconnect.")]
 Follow = Annotated[bool, Query(description="Keep the stream open until the job has ended.")]
 Stream = Callable[[EventFilter], AsyncIterator[ServerSentEvent]]
 

@@ -184,9 +184,7 @@ def evaluate(
     step: WhichStep = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many documents of each task.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Sequences at a time.")] = 8,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the scores to this file, as JSON.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the scores to a file, as JSON.")] = None,
     tokenizer: Tokenizer = None,
     url: Url = None,
 ) -> None:

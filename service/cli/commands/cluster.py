@@ -251,9 +251,7 @@ def _measured(stored: StoredProfile) -> str:
     return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"
 
 
-datasets_app = typer.Typer(
-    no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs can name."
-)
+datasets_app = typer.Typer(no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs name.")
 
 DatasetName = Annotated[str, typer.Argument(metavar="NAME", help="The dataset.")]
 

@@ -63,9 +63,7 @@ def compare(
     ] = None,
     group: Annotated[str | None, typer.Option(help="Compare the jobs of this group.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Compare those with this tag; repeatable.")] = None,
-    search: Annotated[
-        str | None, typer.Option(help="Compare those with this in their name, group, tags or notes.")
-    ] = None,
+    search: Annotated[str | None, typer.Option(help="Compare those with this in name, group, tags or notes.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Whose group; for operators.")] = None,
     sort: Annotated[Result | None, typer.Option(help="Sort by this result, the lowest first.")] = None,
     descending: Annotated[bool, typer.Option("--descending", help="The highest first.")] = False,

@@ -375,9 +375,7 @@ def steer(
     job_id: JobId,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="FIELD=VALUE", help="New value, such as optimizer.learning_rate=1e-4; repeatable."
-        ),
+        typer.Option("--set", metavar="FIELD=VALUE", help="New value, as optimizer.learning_rate=1e-4; repeatable."),
     ] = None,
     as_json: AsJson = False,
     url: Url = None,
