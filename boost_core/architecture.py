@@ -532,14 +532,31 @@ def exact_step_flops(model: ModelConfig, layers: int, tensor_parallel_size: int)
     and 9 n³ for one of a symmetric matrix (§8.3). A pair has one of 2r × 2r, two of r × r for pseudoinverses, and eight
     symmetric ones, which all tensor parallel ranks repeat; and 26 r² for each row of its two factors, in products.
     """
+    pairs, rows = _pairs_and_rows(model)
+    rank = model.bottleneck_rank
+    return layers * ((21 * 8 + 2 * 21 + 8 * 9) * pairs * rank**3 + 26 * rows * rank**2 / tensor_parallel_size)
+
+
+def muon_step_flops(model: ModelConfig, layers: int, tensor_parallel_size: int) -> float:
+    """Return a rank's FLOPs in fp64 for Muon's update of this many blocks' factors (``optim.orthogonalized``).
+
+    A factor's five Newton-Schulz steps are four products of r × r each, which all tensor parallel ranks repeat; its
+    Gram matrix and the result take 4 r² for each row.
+    """
+    pairs, rows = _pairs_and_rows(model)
+    rank = model.bottleneck_rank
+    return layers * (5 * 4 * 2 * 2 * pairs * rank**3 + 4 * rows * rank**2 / tensor_parallel_size)
+
+
+def _pairs_and_rows(model: ModelConfig) -> tuple[int, int]:
+    """The number of pairs of factors in a block, and of the rows of all these factors."""
     pairs = rows = 0
     for spec in block_weights(model, crossed=False).values():
         if spec.role is Role.DOWN_PROJECTION:
             pairs, rows = pairs + spec.shape[1], rows + spec.shape[0] * spec.shape[1]
         elif spec.role is Role.UP_PROJECTION:
             rows += spec.shape[0] * spec.shape[2]
-    rank = model.bottleneck_rank
-    return layers * ((21 * 8 + 2 * 21 + 8 * 9) * pairs * rank**3 + 26 * rows * rank**2 / tensor_parallel_size)
+    return pairs, rows
 
 
 def model_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:

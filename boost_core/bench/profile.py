@@ -25,7 +25,7 @@ from boost_core.hardware import BYTES
 from boost_core.model.attention import dense_attention
 from boost_core.parallel.activation_offload import page_locked_like
 from boost_core.plan.machine import MeasuredProfile, Profile, Work, computed_in, machine_for
-from boost_core.plan.report import step_seconds
+from boost_core.plan.report import at, step_seconds
 from boost_core.plan.throughput import block_products, block_work
 
 Sample = tuple[Work, float]
@@ -174,7 +174,11 @@ def measure_job(job: JobSpec, seconds: float = 1.0) -> MeasuredProfile:
     torch.set_num_threads(max(1, int(cores)))
     nominal, training = machine_for(job.resources, job.training.precision), job.training
     layout = Layout(job.parallelism.tensor_parallel_size, 1, 1)
-    rank = job.at(layout).with_parallelism(pipeline_schedule="1f1b", pipeline_layers_per_stage=None)
+    resolved = at(job, Layout.of(job.parallelism))
+    modes = resolved.parallelism.modes_of_all(job.model.num_hidden_layers)
+    rank = resolved.at(layout).with_parallelism(
+        pipeline_schedule="1f1b", pipeline_layers_per_stage=None, recompute=max(modes, key=lambda mode: modes[mode])
+    )
 
     def shortened(sequences: int, blocks: int) -> JobSpec:
         batch = {"global_batch_size": sequences, "micro_batch_size": sequences, "batch_size_warmup": ()}

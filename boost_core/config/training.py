@@ -363,7 +363,7 @@ class SampleConfig(Config):
     max_new_tokens: int = Field(32, ge=1, le=64, description="Tokens per prompt; each takes a forward pass.")
 
 
-_TOKENS = re.compile(r"(\d+(?:\.\d+)?) ?([KMBT])")
+_TOKENS = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?([KMBT])")
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 

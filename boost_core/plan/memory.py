@@ -551,7 +551,7 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     split = BlockSplit.of(spec.parallelism)
     return max(
         _largest_weight(spec.model, split, spec.optimizer, crossed)
-        for crossed in {spec.model.crosses_into(stage.layers[0]) for stage in stages}
+        for crossed in {spec.model.crosses_into(layer) for stage in stages for layer in stage.layers}
     )
 
 

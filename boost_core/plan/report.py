@@ -838,7 +838,13 @@ def _notes(
         return
     quickest = min(planned, key=lambda each: each.step_seconds)
     exact = Step(jobs[Layout.of(quickest)], Layout.of(quickest), machine).exact_seconds
-    if spec.optimizer.loro is not None and exact > _LARGE_SHARE * quickest.step_seconds:
+    large = exact > _LARGE_SHARE * quickest.step_seconds
+    if large and spec.optimizer.loro is None:
+        yield (
+            f"{Layout.of(quickest)}: Muon takes at least {rounded(exact, 2)} s of each step in fp64, which is "
+            f"{exact / quickest.step_seconds:.0%}: use larger batches, or GPUs that are faster in fp64"
+        )
+    elif large and spec.optimizer.loro is not None:
         every = spec.optimizer.loro.exact_every_steps
         yield (
             f"{Layout.of(quickest)}: an exact step of LORO takes at least {rounded(every * exact, 2)} s in fp64, which "

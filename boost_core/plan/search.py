@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
-from math import inf
+from math import inf, prod
 from operator import itemgetter
 from typing import Any
 
@@ -346,6 +346,10 @@ class _Search:
         on_gpu = job.resources.gpus_per_worker
         if layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu):
             return
+        node, *outer = (level.fan_out for level in self._machine.cluster.levels)
+        tp, nodes = job.parallelism.tensor_parallel_size, min(prod(outer), -(-self._gpus // node))
+        if outer and job.parallelism.world_size // tp > node // tp * nodes:
+            return  # tensor parallel groups share a node, and as many have no place
         if shape in self._hopeless:
             if self._offloads and shape.optimizer_offload < 1:
                 self._look_at(replace(shape, optimizer_offload=1.0), replicas)

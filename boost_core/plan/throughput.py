@@ -52,6 +52,7 @@ from boost_core.architecture import (
     cut,
     exact_step_flops,
     grouped_projections,
+    muon_step_flops,
     projection_weights,
     saved_latents,
 )
@@ -676,13 +677,15 @@ class Step:
 
     @property
     def exact_seconds(self) -> float:
-        """Seconds of LORO's exact steps for each step at least, uncorrected: their arithmetic at the peak of fp64."""
-        loro = self._job.optimizer.loro
-        if loro is None:
-            return 0.0
+        """Seconds of a step's arithmetic in fp64 at least, uncorrected: LORO's share of exact steps, or Muon's."""
+        optimizer, model, tp = self._job.optimizer, self._job.model, self._layout.tp
         most = max(sum(len(stage.layers) for stage in own) for own in self._stages)
-        flops = exact_step_flops(self._job.model, most, self._layout.tp)
-        return flops / self._profile.precise_flops / loro.exact_every_steps
+        flops = 0.0
+        if optimizer.loro is not None:
+            flops = exact_step_flops(model, most, tp) / optimizer.loro.exact_every_steps
+        elif optimizer.kind == "muon":
+            flops = muon_step_flops(model, most, tp)
+        return flops / self._profile.precise_flops
 
     @property
     def host_copies(self) -> HostCopies:

@@ -80,7 +80,7 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     if hidden:
         pass
     elif (isinstance(sent, float) and abs(sent) < float("inf")) or (
-        isinstance(sent, bool | int) and len(str(sent)) <= _LONGEST_VALUE
+        isinstance(sent, bool | int) and sent.bit_length() <= 3 * _LONGEST_VALUE
     ):
         value = sent
     elif isinstance(sent, str | float) and not may_hold_credentials(str(sent)):

@@ -140,4 +140,9 @@ def job_in_need(
     for node in nodes:
         of_build = min(cpus, cpus_without_rank(node.node_id, node.total, node.free, jobs))
         without.append(replace(node, free=node.free | {"CPU": node.free.get("CPU", 0.0) + of_build}))
-    return next((action.job for action in decide(stay, without, limits=limits) if isinstance(action, Launch)), None)
+    # Not one that does not need them, and has come since the scheduler's last pass.
+    present, more = (
+        {action.job.id: action.job for action in decide(stay, on, limits=limits) if isinstance(action, Launch)}
+        for on in (nodes, without)
+    )
+    return next((job for job_id, job in more.items() if job_id not in present), None)

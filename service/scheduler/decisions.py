@@ -179,7 +179,7 @@ def keep_up(cluster: ClusterSnapshot) -> None:
     stuck: list[JobRecord] = []
     for job in cluster.stalled:
         gang = cluster.gangs[job.id]
-        if gang.target and gang.layout:
+        if gang.target:  # one that has not trained yet holds what it has just as well
             others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
             if others and cluster.room.ranks(cluster.demands[job.id]) < 0:
                 first = others[0]

@@ -99,7 +99,7 @@ def keep_up(cluster: ClusterSnapshot) -> None:
     stuck: list[JobRecord] = []
     for job in cluster.queue:
         gang = cluster.gangs.get(job.id)
-        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
+        if gang and gang.target and gang.stalled_seconds >= cluster.policy.patience_seconds:
             others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
             if others and cluster.room.ranks(cluster.demands[job.id]) < 0:
                 first = others[0]

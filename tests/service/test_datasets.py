@@ -470,6 +470,8 @@ def test_a_build_stays_where_it_is_in_no_jobs_way(store: JobStore) -> None:
     first = store.create(a_spec(), "file:///c")
     assert (found := job_in_need(2.0, store.active(), [full], Limits())) and found.id == first.id
     assert job_in_need(1.0, store.active(), [full], Limits()) is None, "one CPU more is not enough"
+    free = NodeCapacity("node-b", {"CPU": 2.0}, {"CPU": 2.0})
+    assert job_in_need(2.0, store.active(), [full, free], Limits()) is None, "it starts without"
     poor = Limits(tenants={"default": {"CPU": 1.0}})
     assert job_in_need(2.0, store.active(), [full], poor) is None, "it waits for its quota"
     start(store, first.id)

@@ -217,6 +217,27 @@ def test_a_rank_that_does_not_stop_is_replaced() -> None:
     assert gang.record.status_text[1] == "rank 0: disk"
 
 
+def test_a_node_that_goes_without_a_word_is_no_fault_of_the_job() -> None:
+    gang = a_gang()
+    gang.nodes.remove("a")
+    for worker in gang.members[:2]:
+        worker.alive = False
+    gang.end(LOST_CONNECTION, 2, 3)  # of those on it nothing is heard, not even that they have ended
+    gang.wait(STOP_SECONDS + 1)
+    assert gang.causes == [Cause.NODE_LOST]
+    assert formed(gang)[1:] == [("bb", 3)]
+
+
+def test_who_fails_at_a_halt_is_the_reason_and_not_who_has_halted() -> None:
+    gang = a_gang()
+    gang.tell(orders(1))
+    gang.end(HALTED, 0, 1, 2)
+    gang.end(RankEnd(End.FAILED, "no memory for a copy"), 3)
+    reports = [each.report for each in gang.record.status(0).reports]
+    (why,) = [report.message for report in reports if isinstance(report, InterruptionReport)]
+    assert why == "rank 3: no memory for a copy"
+
+
 @pytest.mark.parametrize("how", [End.FAILED, End.LASTING])
 def test_the_error_of_a_rank_is_the_reason_though_it_takes_long_to_end(how: End) -> None:
     """The others wait for it in a collective: without a word from it they would be taken for hanging."""

@@ -291,6 +291,9 @@ def test_of_gangs_that_have_too_few_workers_each_the_last_lets_go() -> None:
     assert summary(decide(jobs, nodes(5, free=[0]), stuck)) == ["Pause b"]
     assert summary(decide(jobs, nodes(9, free=[0]), stuck)) == []
     assert summary(decide(jobs, nodes(5, free=[0]), stuck | {"a": trains(4)})) == []
+    # Nor do two wait for each other that have lost a node before they trained.
+    new = {name: Gang(None, Layout(1, 1, 4), stalled_seconds=LONG) for name in "ab"}
+    assert summary(decide(jobs, nodes(5, free=[0]), stuck | new)) == ["Pause b"]
 
 
 def test_a_gang_without_workers_comes_before_who_came_after_it() -> None:

@@ -337,15 +337,16 @@ class GangController:
                 yield from map(port.ReplaceWorker, ended)
                 continue
             nodes = sorted(replica.starts_on)
-            self._failed_replicas += 1
-            if not isinstance(self._state, policy.Formation) and (
-                self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes
-            ):
-                raise GangFailed(problem)
-            self._failed_on.update(nodes)
-            times = max((self._failed_on[node] for node in nodes), default=1)
-            self._why_elsewhere = f"; {self._avoid(nodes, times)}: {problem}"
-            self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
+            if not nodes or any(self._nodes.quarantined.get(node, 0.0) <= self._now for node in nodes):
+                self._failed_replicas += 1  # others that fail on a node which is avoided by now tell nothing new
+                if not isinstance(self._state, policy.Formation) and (
+                    self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes
+                ):
+                    raise GangFailed(problem)
+                self._failed_on.update(nodes)
+                times = max((self._failed_on[node] for node in nodes), default=1)
+                self._why_elsewhere = f"; {self._avoid(nodes, times)}: {problem}"
+                self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
             yield self._remove(replica.number)
 
         view = self._view()
@@ -563,7 +564,10 @@ class GangController:
         if reason is None:  # it follows from the ends of the ranks and the nodes that are gone
             assert checking.formation is not None
             ends, places = checking.formation.outcomes, checking.formation.places
-            lost = sorted(rank for rank, end in ends.items() if end is None)
+            # Of a node that went without a word, its peers' errors may arrive, but no ends.
+            lost = [
+                rank for rank, at in enumerate(places) if (at.node in gone if rank not in ends else ends[rank] is None)
+            ]
             ranks = ", ".join(map(str, lost))
             if nodes := {places[rank].node for rank in lost} & gone:
                 names = ", ".join(sorted(node[:12] for node in nodes))
@@ -573,7 +577,10 @@ class GangController:
                 reason = policy.Break(Cause.WORKER_LOST, message)
             else:  # a rank that lost its connection is not to blame if another one reports something else
                 by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
-                rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+                rank, blamed = min(
+                    by_rank,
+                    key=lambda item: not item[1] or item[1].how is End.CONNECTION or item[1].how not in FAILURES,
+                )
                 reason = policy.Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):

@@ -102,6 +102,8 @@ class RayGangs:
         self._folder: TemporaryFolder | None = None
         self._node: JoinedNode | None = None
         self._handles: dict[GangKey, _Handle] = {}
+        # Processes, by node, of gangs whose hung supervisors have been killed, and since when the gangs are silent.
+        self._left: dict[GangKey, tuple[float, dict[str, list[int]]]] = {}
         self._ended_watches: queue.SimpleQueue[tuple[GangKey, Any]] = queue.SimpleQueue()
         self._checks: NodeChecks | None = None  # an embedded Ray's only node is this process's own
 
@@ -259,7 +261,9 @@ class RayGangs:
         results: list[PollResult] = []
         for request, handle in zip(requests, handles, strict=True):
             if handle is None:
-                results.append(None)
+                # Without its supervisor, but with processes that could not be killed, it counts as silent.
+                left = self._left.get(request.gang)
+                results.append(left and replace(_SILENT, silent_seconds=time.monotonic() - left[0]))
                 continue
             answer = handle.answer
             status: GangStatus | None = None
@@ -329,6 +333,7 @@ class RayGangs:
 
         Ray ends everything that the supervisor owns, which is all of it.
         """
+        self._left.pop((job_id, attempt), None)
         if handle := self._handle((job_id, attempt)):
             del self._handles[job_id, attempt]
             ray.kill(handle.actor)
@@ -343,13 +348,15 @@ class RayGangs:
             RuntimeError: Some are left; its job must not get another gang yet.
         """
         gang = job_id, attempt
-        handle = self._handle(gang)
-        if handle is None:
+        handle, own = self._handle(gang), dict[str, list[int]]()
+        if handle is not None:
+            private_api.require_head()
+            own, workers = private_api.actor_processes(handle.actor._actor_id.hex())
+            self._left[gang] = time.monotonic(), workers
+        elif gang not in self._left:
             return
-        private_api.require_head()
-        own, workers = private_api.actor_processes(handle.actor._actor_id.hex())
         try:
-            for pids_by_node, seconds in ((own, 0.0), (workers, WORKERS_SECONDS)):
+            for pids_by_node, seconds in ((own, 0.0), (self._left[gang][1], WORKERS_SECONDS)):
                 answers = [end_processes(node, pids, seconds) for node, pids in pids_by_node.items()]
                 left = [pid for pids in ray.get(answers, timeout=END_SECONDS) for pid in pids]
                 if left:
@@ -362,7 +369,10 @@ class RayGangs:
             ) from error
         finally:
             self._handles.pop(gang, None)  # it is tried again after another silence
-        ray.kill(handle.actor)
+            self._left[gang] = time.monotonic(), self._left[gang][1]
+        del self._left[gang]
+        if handle is not None:
+            ray.kill(handle.actor)
 
 
 def _name_of(gang: GangKey) -> str:

@@ -30,6 +30,7 @@ WAITING_CALLS = 4  # calls of services that have died end after a while
 WAIT_SECONDS = 10.0
 TICK_SECONDS = 0.05
 ANSWER_SECONDS = 5.0  # for a worker to answer
+PREPARE_SECONDS = 30.0  # for one that has answered: a gang is formed with what it says
 NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
 PROBE_SECONDS, PROBES = 1.0, 64  # for a node to take a connection, and how many are asked at once
 HALTS = frozenset({End.HALTED, End.STORED})
@@ -238,20 +239,22 @@ class RayExecutor:
                     self._replicas.clear()
             case port.Prepare(first=first, owners=owners):
                 try:
-                    rendezvous = ray.get(by_number[first].actor.rendezvous.remote(), timeout=ANSWER_SECONDS)
+                    rendezvous = ray.get(by_number[first].actor.rendezvous.remote(), timeout=PREPARE_SECONDS)
                 except RayError as error:
                     return port.Prepared(None, type(error).__name__, {})
                 indexes = {worker.number: worker.actor.indexes.remote() for worker in self._workers(owners)}
                 if self._spare is not None and self._spare.number in owners:
                     indexes[self._spare.number] = self._spare.actor.indexes.remote()
-                return port.Prepared(rendezvous, "", _answers(indexes))
+                return port.Prepared(rendezvous, "", _answers(indexes, PREPARE_SECONDS))
             case port.Probe(workers=numbers, nodes=nodes):
                 places = {worker.number: worker.actor.place.remote() for worker in self._workers(numbers)}
                 silent, dead = lost_nodes(nodes)
                 last = {worker.number: worker.status().place for worker in self._workers(numbers)}
                 unreachable = {number for number, place in last.items() if place and place.node in silent | dead}
                 ready([answer for number, answer in places.items() if number not in unreachable], ANSWER_SECONDS)
-                return port.Probed(frozenset(_answers(places, 0)), frozenset(silent), frozenset(dead))
+                answering = frozenset(_answers(places, 0))
+                silent -= {place.node for number, place in last.items() if place and number in answering}
+                return port.Probed(answering, frozenset(silent), frozenset(dead))
             case port.FindIdleNodes():
                 free, used = free_resources(), {}
                 for row in node_table():
