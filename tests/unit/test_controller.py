@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from boost_core.config import JobSpec, Layout
-from boost_core.messages import Cause, Drill, Fault, LogLine, Profile, Steer
+from boost_core.messages import Cause, Drill, Fault, InterruptionReport, LogLine, Profile, Steer
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
 from service.gang.control.controller import (

@@ -69,6 +69,11 @@ def test_rates_are_divided_by_what_a_jobs_own_steps_take(tmp_path: Path, monkeyp
     measure_job(long)
     assert 1 <= timed[-1].model.num_hidden_layers < 500
     assert step_seconds(timed[-1], Layout(1, 1, 1)) <= 4
+    # Blocks that are recomputed in several ways are so in the commonest, however many are left.
+    for recompute, mode in (("auto", "none"), ([{"latent": 2}], "latent")):
+        parallelism = {"tensor_parallel_size": 1, "recompute": recompute}
+        measure_job(tiny_job(tmp_path, tmp_path, parallelism=parallelism))
+        assert timed[-1].parallelism.recompute == mode
     wide = {"hidden_size": 4096, "intermediate_size": 11008, "rank": 1024, "vocab_size": 32_000}
     huge = on_one_core(tmp_path, model=wide)
     with pytest.raises(ValueError, match="too long to be measured"):

@@ -7,12 +7,12 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture import block_matrix_parameters, exact_step_flops, model_flops_per_token
+from boost_core.architecture import block_matrix_parameters, exact_step_flops, model_flops_per_token, muon_step_flops
 from boost_core.config import JobSpec, RecomputeMode
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
 from boost_core.hardware import device_named
-from boost_core.optim.loro_muon import riemannian_step
+from boost_core.optim.loro_muon import orthogonalized, riemannian_step
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
@@ -65,6 +65,32 @@ def test_exact_steps_of_loro_are_spread_over_the_others_and_noted_if_they_take_l
     assert bool(notes) == noted
     assert all("takes at least 170 s in fp64" in note for note in notes)
     assert not any("exact step of LORO" in note for note in seldom.notes)
+
+
+@pytest.mark.parametrize(("gpu", "noted"), [("A10", True), ("V100", False)])
+def test_muons_arithmetic_in_fp64_takes_its_time_and_is_noted_if_that_is_long(gpu: str, noted: bool) -> None:
+    resources = {"accelerator_type": gpu}
+    training = {"precision": "fp32", "global_batch_size": 256}
+    adamw, muon = (
+        plan(job(optimizer={"kind": kind}, resources=resources, training=training)) for kind in ("adamw", "muon")
+    )
+    flops = muon_step_flops(job().model, 32, 4)
+    device = device_named(gpu)
+    assert device is not None
+    least = flops / (device.tflops["fp64"] * 1e12)
+    assert muon.shapes[0].step_seconds - adamw.shapes[0].step_seconds == pytest.approx(least, rel=0.05)
+    assert any("Muon takes at least" in note for note in muon.notes) == noted
+
+
+def test_the_products_of_muons_update_are_counted() -> None:
+    rank, rows = 4, (3000, 2000)
+    with FlopCounterMode(display=False) as counter:
+        for count in rows:
+            orthogonalized(torch.randn(1, rank, count), Communicator(None, "tp", CommunicationLedger()))
+    model = job(model={"family": "svd"}).model.model_copy(update={"num_hidden_layers": 1})
+    assert counter.get_total_flops() == 2 * 40 * rank**3 + 4 * sum(rows) * rank**2
+    pairs, sides = 7, 4 * 2 * 4096 + 3 * (4096 + 11008)
+    assert muon_step_flops(model, 1, 1) == 2 * pairs * 40 * 1024**3 + 4 * sides * 1024**2
 
 
 def test_a_trainers_median_is_compared_with_a_lazy_step_of_loro() -> None:

@@ -31,6 +31,7 @@ from boost_core.plan.machine import (
 )
 from boost_core.plan.memory import PipelineRank, rank_memory
 from boost_core.plan.report import plan, step_parts, step_seconds
+from boost_core.plan.resolve import fits
 from boost_core.plan.search import (
     NEAR_TIE,
     Choice,
@@ -351,6 +352,27 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     nothing = search(spec, 1, on, 10e9)
     assert not nothing.choices
     assert nothing.misfit is not None
+
+
+def test_all_tensor_parallel_groups_of_a_choice_have_a_node() -> None:
+    levels = [
+        {"name": "node", "fan_out": 4, "gigabytes_per_second": 32},
+        {"name": "fabric", "fan_out": 3, "gigabytes_per_second": 12.5},
+    ]
+    model = {"family": "dense", "hidden_size": 3072, "num_attention_heads": 24, "intermediate_size": 9216}
+    training = {
+        "steps": 10, "sequence_length": 3072, "global_batch_size": 64, "micro_batch_size": 1, "precision": "bf16",
+    }  # fmt: skip
+    spec = job(
+        model=model | {"num_hidden_layers": 30, "vocab_size": 49152}, training=training,
+        resources={"gpus_per_worker": 1, "accelerator_type": "A10"},
+    )  # fmt: skip
+    cluster = NetworkConfig.model_validate({"levels": levels})
+    report = search_report(spec, PlanSearch(gpus=12, cluster=cluster, top=20))
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    found = [Layout(*(choice.patch["parallelism"].get(name, 1) for name in names)) for choice in report.choices]
+    assert {layout.tp for layout in found} >= {1, 2}
+    assert all(fits(layout, [4] * 3) for layout in found), found
 
 
 def test_what_would_change_the_choice_would() -> None:
