@@ -192,6 +192,48 @@ def test_a_build_that_was_killed_is_gone() -> None:
     assert built.poll("build") is None
 
 
+HUNG = "job-1", 1
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Processes that cannot be killed. The supervisor, 1, has a name in Ray until it is."""
+    left, killed = [2], set[int]()
+
+    def end(_: str, pids: list[int], __: float) -> list[int]:
+        killed.update(set(pids) - set(left))
+        return [pid for pid in pids if pid in left]
+
+    def supervisor(_: str) -> Any:
+        if 1 in killed:
+            raise ValueError("there is no such actor")
+        return SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "1"))
+
+    monkeypatch.setattr(gangs, "end_processes", end)
+    monkeypatch.setattr(gangs.private_api, "require_head", lambda: None)
+    monkeypatch.setattr(gangs.private_api, "actor_processes", lambda _: ({"node": [1]}, {"node": [2, 3]}))
+    monkeypatch.setattr(gangs.ray, "get", lambda answers, timeout: answers)
+    monkeypatch.setattr(gangs.ray, "get_actor", supervisor)
+    monkeypatch.setattr(gangs.ray, "kill", lambda _: None)
+    monkeypatch.setattr(gangs, "ready", lambda *_: [])
+    return left
+
+
+def test_a_hung_gang_is_silent_until_no_process_is_left(unkillable: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, clock = gangs.RayGangs(None, 1, Path("secrets")), SimpleNamespace(time=100.0)
+    monkeypatch.setattr(gangs.time, "monotonic", lambda: clock.time)
+    with pytest.raises(RuntimeError, match=r"its processes \[2\] cannot be killed"):
+        cluster.end_hung(*HUNG)
+    clock.time += 7
+    (status,) = cluster.poll([PollRequest(HUNG, 0, Orders(None, (), Cause.PAUSED))])
+    assert status is not None and status.silent_seconds == 7, "its job gets no other gang yet"
+    with pytest.raises(RuntimeError, match="cannot be killed"):
+        cluster.end_hung(*HUNG)
+    unkillable.clear()
+    cluster.end_hung(*HUNG)
+    assert cluster.poll([PollRequest(HUNG, 0, Orders(None, (), Cause.PAUSED))]) == [None]
+
+
 def test_a_run_goes_on_without_a_rank_that_was_killed_as_it_began() -> None:
     assert not issubclass(OutOfMemoryError, RayActorError)
     policy = GangFailurePolicy(FailureConfig(max_failures=-1))
