@@ -394,7 +394,10 @@ class CheckpointFolder:
         if newest is not None:
             for step, files in self._found().items():
                 if step < newest and any(files.values()) and not files.keys() & {MANIFEST, COMMITTED}:
-                    self._clear(step)
+                    try:
+                        self._clear(step)
+                    except OSError as error:  # retention does not depend on it
+                        logger.warning("what a save has left of %s cannot be removed: %s", self.step_url(step), error)
         steps = self.steps()
         if keep_last is None or len(steps) <= keep_last:
             return []

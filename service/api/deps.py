@@ -42,7 +42,8 @@ class Context:
         reads: Short reads of it.
         settings: The operator's settings.
         curves: Downsampled curves of its jobs.
-        slow_threads: The threads in which requests that may take long read the record, by tenant.
+        slow_threads: The threads in which requests that may take a minute read the record, by tenant.
+        scrape_threads: The same for those that take a moment, ``/metrics`` among them.
         outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
         sweeps: Sweeps.
@@ -69,6 +70,7 @@ class Context:
         self.reads = ShortReads(store, 2 * settings.database_seconds)
         self.curves = CurveCache(store.engine)
         self.slow_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
+        self.scrape_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
         self.datasets = DatasetStore(store)
         self.sweeps, self.studies = SweepStore(store), Studies(store.engine)
         self.quotas = QuotaStore(store)

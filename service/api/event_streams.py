@@ -183,7 +183,7 @@ LOOK_SECONDS = 1.0
 LOOK_SECONDS_WHEN_NOTIFIED = 5.0
 RETRY_SECONDS = 1.0
 
-_THREADS, _THREADS_PER_TENANT = 4, 2  # that read new events for all, and old ones; other requests have their own
+_THREADS, _THREADS_PER_TENANT = 4, 2  # that read new events, and as many old ones; other requests have their own
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
@@ -205,6 +205,7 @@ class Feeds:
         self._watchers: list[asyncio.Task[None]] = []  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._old = anyio.CapacityLimiter(_THREADS)
         self._tenants = defaultdict[str, anyio.CapacityLimiter](partial(anyio.CapacityLimiter, _THREADS_PER_TENANT))
         self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
@@ -245,7 +246,8 @@ class Feeds:
     async def read(self, job_id: str, after: int, selection: EventFilter, tenant: str) -> Sequence[EncodedEvent]:
         """Read the record in another thread, for a tenant; see ``read_events``. What is old may take long to find."""
         work = partial(read_events, self._store, job_id, after, selection)
-        return await anyio.to_thread.run_sync(work, limiter=self._tenants[tenant])
+        async with self._tenants[tenant]:
+            return await anyio.to_thread.run_sync(work, limiter=self._old)
 
     def _on_write(self, job_id: str, version: int) -> None:
         """Called by the thread of this process that has written to a job."""

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from service.jobs import sweep_study
 from service.jobs.leases import Lease, LeaseLost
-from service.jobs.model import JobRecord
+from service.jobs.model import JobRecord, TooManyJobs
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.sweep_study import Studies
@@ -141,8 +141,7 @@ class SweepDriver:
             return True
         for trial in view.running:
             if trial.number not in view.jobs and sweep_study.refusal(trial) is None:
-                self._submit(sweep, trial)
-                return True
+                return self._submit(sweep, trial) or self._judge(view)
         if len(view.running) < request.parallel and not self._is_over(view):
             trial = sweep_study.ask(request, view.trials)
             self.studies.add(sweep.id, request, trial)
@@ -183,15 +182,19 @@ class SweepDriver:
             return False
         return True
 
-    def _submit(self, sweep: Sweep, trial: "FrozenTrial") -> None:
-        """Submit a trial's job, or note why that is impossible."""
+    def _submit(self, sweep: Sweep, trial: "FrozenTrial") -> bool:
+        """Submit a trial's job, or note why that is impossible; return whether it need not be tried again."""
         try:
             parameters = sweep_study.parameters_of(sweep.spec, trial)
             job = self.submit(sweep, trial.number, parameters, self.record.refuse_if_lost)
         except IllegalTrial as error:
             self.studies.refuse(trial, str(error))
+        except TooManyJobs as error:
+            logger.warning("%s: trial %d of sweep %r waits: %s", sweep.id, trial.number, sweep.name, error)
+            return False
         else:
             logger.info("%s: trial %d of sweep %r is %s", sweep.id, trial.number, sweep.name, job.id)
+        return True
 
     def _judge(self, view: _View) -> bool:
         """Judge the trial whose turn it is, if its job has come far enough."""

@@ -211,6 +211,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(gangs, "end_processes", end)
     monkeypatch.setattr(gangs.private_api, "require_head", lambda: None)
+    monkeypatch.setattr(gangs.private_api, "node_table", lambda: [{"NodeID": "node", "Alive": True}])
     monkeypatch.setattr(gangs.private_api, "actor_processes", lambda _: ({"node": [1]}, {"node": [2, 3]}))
     monkeypatch.setattr(gangs.ray, "get", lambda answers, timeout: answers)
     monkeypatch.setattr(gangs.ray, "get_actor", supervisor)
@@ -219,7 +220,10 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-def test_a_hung_gang_is_silent_until_no_process_is_left(unkillable: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["killed", "its node has gone"])
+def test_a_hung_gang_is_silent_until_no_process_is_left(
+    unkillable: list[int], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     cluster, clock = gangs.RayGangs(None, 1, Path("secrets")), SimpleNamespace(time=100.0)
     monkeypatch.setattr(gangs.time, "monotonic", lambda: clock.time)
     with pytest.raises(RuntimeError, match=r"its processes \[2\] cannot be killed"):
@@ -229,7 +233,10 @@ def test_a_hung_gang_is_silent_until_no_process_is_left(unkillable: list[int], m
     assert status is not None and status.silent_seconds == 7, "its job gets no other gang yet"
     with pytest.raises(RuntimeError, match="cannot be killed"):
         cluster.end_hung(*HUNG)
-    unkillable.clear()
+    if how == "killed":
+        unkillable.clear()
+    else:
+        monkeypatch.setattr(gangs.private_api, "node_table", lambda: [{"NodeID": "node", "Alive": False}])
     cluster.end_hung(*HUNG)
     assert cluster.poll([PollRequest(HUNG, 0, Orders(None, (), Cause.PAUSED))]) == [None]
 

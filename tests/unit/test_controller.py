@@ -228,14 +228,15 @@ def test_a_node_that_goes_without_a_word_is_no_fault_of_the_job() -> None:
     assert formed(gang)[1:] == [("bb", 3)]
 
 
-def test_who_fails_at_a_halt_is_the_reason_and_not_who_has_halted() -> None:
+@pytest.mark.parametrize("end", [RankEnd(End.FAILED, "no memory for a copy"), LOST_CONNECTION])
+def test_who_fails_at_a_halt_is_the_reason_and_not_who_has_halted(end: RankEnd) -> None:
     gang = a_gang()
     gang.tell(orders(1))
     gang.end(HALTED, 0, 1, 2)
-    gang.end(RankEnd(End.FAILED, "no memory for a copy"), 3)
+    gang.end(end, 3)
     reports = [each.report for each in gang.record.status(0).reports]
     (why,) = [report.message for report in reports if isinstance(report, InterruptionReport)]
-    assert why == "rank 3: no memory for a copy"
+    assert why == f"rank 3: {end.message}"
 
 
 @pytest.mark.parametrize("how", [End.FAILED, End.LASTING])

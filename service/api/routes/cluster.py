@@ -150,7 +150,7 @@ async def metrics(request: Request, who: Reader, context: ContextDep) -> Respons
     if who.may(Scope.ADMIN):
         collector = ServiceCollector(context.store, context.quotas, context.metrics)
     write = partial(exposition, collector, request.headers.get("accept", ""))
-    content, media_type = await to_thread.run_sync(write, limiter=context.slow_threads[who.tenant])
+    content, media_type = await to_thread.run_sync(write, limiter=context.scrape_threads[who.tenant])
     return Response(content, media_type=media_type)
 
 

@@ -500,7 +500,7 @@ async def list_evaluations(job: JobDep, who: Reader, context: ContextDep) -> Eva
             events = queries.newest_events(session, job.id, "scores", _MOST)
         return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in events])
 
-    return await to_thread.run_sync(read, limiter=context.slow_threads[who.tenant])
+    return await to_thread.run_sync(read, limiter=context.scrape_threads[who.tenant])
 
 
 # A job's events and log lines as streams of server-sent events.

@@ -565,9 +565,8 @@ class GangController:
             assert checking.formation is not None
             ends, places = checking.formation.outcomes, checking.formation.places
             # Of a node that went without a word, its peers' errors may arrive, but no ends.
-            lost = [
-                rank for rank, at in enumerate(places) if (at.node in gone if rank not in ends else ends[rank] is None)
-            ]
+            away = event.silent | event.dead
+            lost = [rank for rank, at in enumerate(places) if (ends[rank] is None if rank in ends else at.node in away)]
             ranks = ", ".join(map(str, lost))
             if nodes := {places[rank].node for rank in lost} & gone:
                 names = ", ".join(sorted(node[:12] for node in nodes))
@@ -577,10 +576,8 @@ class GangController:
                 reason = policy.Break(Cause.WORKER_LOST, message)
             else:  # a rank that lost its connection is not to blame if another one reports something else
                 by_rank = [(rank, ends.get(rank)) for rank in range(len(places))]
-                rank, blamed = min(
-                    by_rank,
-                    key=lambda item: not item[1] or item[1].how is End.CONNECTION or item[1].how not in FAILURES,
-                )
+                blame = {End.CONNECTION: 1, **dict.fromkeys(FAILURES - {End.CONNECTION}, 0)}
+                rank, blamed = min(by_rank, key=lambda item: blame.get(item[1].how, 2) if item[1] else 3)
                 reason = policy.Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):

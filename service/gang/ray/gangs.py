@@ -160,7 +160,7 @@ class RayGangs:
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
-        self._handles, self._ended_watches, self._checks = {}, queue.SimpleQueue(), None
+        self._handles, self._left, self._ended_watches, self._checks = {}, {}, queue.SimpleQueue(), None
         with private_api.own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
@@ -356,8 +356,10 @@ class RayGangs:
         elif gang not in self._left:
             return
         try:
+            alive = {node["NodeID"] for node in private_api.node_table() if node["Alive"]}  # on others nothing is left
             for pids_by_node, seconds in ((own, 0.0), (self._left[gang][1], WORKERS_SECONDS)):
-                answers = [end_processes(node, pids, seconds) for node, pids in pids_by_node.items()]
+                there = [(node, pids) for node, pids in pids_by_node.items() if node in alive]
+                answers = [end_processes(node, pids, seconds) for node, pids in there]
                 left = [pid for pids in ray.get(answers, timeout=END_SECONDS) for pid in pids]
                 if left:
                     raise RuntimeError(
