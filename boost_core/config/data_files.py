@@ -588,9 +588,7 @@ def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list
         state = json.loads(read_small(filesystem, f"{folder}/state.json", _MOST_STATE_BYTES))
         names = [str(file["filename"]) for file in state["_data_files"]]
     except FileNotFoundError:
-        raise ValueError(
-            "it has no state.json, so no dataset was saved there; use kind=arrow for Arrow files"
-        ) from None
+        raise ValueError("it has no state.json: no dataset was saved there; use kind=arrow for Arrow files") from None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}/state.json is damaged: {error!r}") from error
     if outside := next((name for name in names if "/" in name), None):

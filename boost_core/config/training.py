@@ -384,9 +384,7 @@ class TrainingConfig(Config):
         description="Tokens to train on, such as 300B or 1.5T (K, M, B and T are powers of 1000), instead of steps, "
         "which are then as many as it takes.",
     )
-    steps: int = Field(
-        None, ge=1, le=100_000_000, validate_default=True, description="Optimizer steps; or give tokens."
-    )
+    steps: int = Field(None, ge=1, le=100_000_000, validate_default=True, description="Optimizer steps, or tokens.")
     micro_batch_size: Count = Field(16, description="Sequences per micro-batch on a rank.")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
         "fp32",

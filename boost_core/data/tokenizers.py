@@ -268,8 +268,8 @@ def _of_file(
     size = max(tokenizer.get_vocab().values()) + 1
     if size > model.vocab_size or vocabulary not in (0, size):
         raise TokenizerDiffers(
-            f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
-            "tokenizer it was trained with"
+            f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}; "
+            "give the one it was trained with"
         )
     if end is None:
         end = FileTokenizer(tokenizer, name, end_of_document).end_of_document

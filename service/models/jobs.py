@@ -294,9 +294,7 @@ class Checkpoint(BaseModel):
     bytes: int = Field(description="Size of all its files.")
     saved_at: datetime = Field(description="When it was committed.")
     pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
-    tensor_parallel_size: int = Field(
-        description="Tensor parallel size of the gang that wrote it; any layout loads it."
-    )
+    tensor_parallel_size: int = Field(description="Tensor parallel size of the writing gang; any layout loads it.")
     pipeline_parallel_size: int = Field(description="Pipeline parallel size of the gang that wrote it.")
     data_parallel_size: int = Field(description="Data parallel size of the gang that wrote it.")
     context_parallel_size: int = Field(1, description="Context parallel size of the gang that wrote it.")
