@@ -138,7 +138,7 @@ def test_a_layout_beyond_any_network_is_refused_where_a_plan_would_be(elasticity
     if elasticity is None:
         assert problem == (
             "tp 16 × pp 1 × dp 65536: 1048576 ranks do not fit into 8 (node) × 65536 (fabric); choose smaller sizes, "
-            "or describe a larger network"
+            "or a larger network"
         )
         with pytest.raises(ValueError, match="1048576 ranks do not fit into"):
             plan(spec, machine)

@@ -232,7 +232,7 @@ def test_all_that_is_refused_is_said_at_once(tmp_path: Path) -> None:
         ("model__model_config__rope_interleaved", True, "rope_interleaved=True: rotary"),
         ("model__dtype", "float16", "dtype=float16: bf16 is used"),
         ("model__make_vocab_size_divisible_by", 128, "vocab_size=32000: model.vocab_size=32256"),
-        ("parallelism__expert_parallel_size", 2, "parallelism.expert_parallel_size=2: not supported here"),
+        ("parallelism__expert_parallel_size", 2, "parallelism.expert_parallel_size=2: not supported"),
         ("optimizer__accumulate_grad_in_fp32", False, "accumulate_grad_in_fp32=False: master weights"),
         ("optimizer__weight_decay_exclude_named_params", [".*bias"], "params.0=.*bias: not carried over"),
         ("optimizer__zero_stage", 3, "zero_stage=3: stage 2"),

@@ -94,7 +94,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no format": (changed(lambda content: content.pop("format")), "is not a manifest of format 2 to 3"),
     "newer": (
         changed(lambda content: content.update(format=4)),
-        "was written by a newer version: it has format 4, and this reads up to 3",
+        "was written by a newer version: it has format 4; this reads up to 3",
     ),
     "older": (changed(lambda content: content.update(format=2)), "its own CRC-32 differs"),
     "step": (changed(lambda content: content.update(step=3)), "its own CRC-32 differs"),
