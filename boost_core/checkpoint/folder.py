@@ -391,14 +391,14 @@ class CheckpointFolder:
                 manifests and file sizes.
             newest: The step that the job has just saved; ``None`` if it does not train.
         """
-        if newest is not None:
-            for step, files in self._found().items():
-                if step < newest and any(files.values()) and not files.keys() & {MANIFEST, COMMITTED}:
-                    try:
-                        self._clear(step)
-                    except OSError as error:  # retention does not depend on it
-                        logger.warning("what a save has left of %s cannot be removed: %s", self.step_url(step), error)
-        steps = self.steps()
+        found = self._found()
+        for step, files in found.items():
+            if newest is not None and step < newest and any(files.values()) and not _is_committed(files):
+                try:
+                    self._clear(step)
+                except OSError as error:  # retention does not depend on it
+                    logger.warning("what a save has left of %s cannot be removed: %s", self.step_url(step), error)
+        steps = sorted(step for step, files in found.items() if _is_committed(files))
         if keep_last is None or len(steps) <= keep_last:
             return []
         # The damaged ones among the newest, down to the ``keep_last``-th intact one.
@@ -467,7 +467,7 @@ class CheckpointFolder:
 
     def _committed(self) -> dict[int, dict[str, int]]:
         """File sizes by name of each committed step."""
-        return {step: files for step, files in self._found().items() if MANIFEST in files or COMMITTED in files}
+        return {step: files for step, files in self._found().items() if _is_committed(files)}
 
     def _found(self) -> dict[int, dict[str, int]]:
         """File sizes by name of each step, committed or not."""
@@ -496,6 +496,10 @@ class CheckpointFolder:
 
     def _file(self, step: int, name: str) -> str:
         return f"{self._path}/{_name(step)}/{name}"
+
+
+def _is_committed(files: Mapping[str, int]) -> bool:
+    return MANIFEST in files or COMMITTED in files
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -138,8 +138,8 @@ def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
             value = "null"
         case bool() as truth:
             value = str(truth).lower()
-        case int() as number if number.bit_length() > 4 * _LONGEST:
-            value = "a number of so many digits"
+        case int() as number if number.bit_length() > 14_000:  # Python writes no more than 4,300 digits
+            value = f"an integer of {number.bit_length()} bits"
         case other:
             value = repr(other)
             value = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

@@ -11,7 +11,7 @@ import pytest
 from tests.service.serving import BOOST, Server, short_folder
 from tests.used import ROOT
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.full
 
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"^```sh(.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

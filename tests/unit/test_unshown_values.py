@@ -67,3 +67,13 @@ def test_a_refusal_names_the_field_and_not_the_value(job: dict, field: str, mess
 )  # fmt: skip
 def test_what_is_served(url: str) -> None:
     assert refuse_unserved(url) == url
+
+
+def test_a_number_of_more_digits_than_python_writes_is_refused_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"  # where a hexadecimal number may be as long as the file
+    file.write_text(json.dumps(changed()).replace('"steps":', f'"seed": 0x{"f" * 5000}, "steps":'))
+    with pytest.raises(ValidationError) as refused:
+        load_job(file)
+    (fault,) = job_errors(refused.value.errors(), JobSpec)
+    assert (fault.field, fault.value) == ("training.seed", None)
+    assert fault.message.endswith("not an integer of 20000 bits")
