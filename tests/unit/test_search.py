@@ -520,6 +520,17 @@ def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp
     assert run({"levels": []}).exit_code == 2
 
 
+def test_layouts_are_not_chosen_for_one_network_and_planned_on_another(tmp_path: Path) -> None:
+    file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
+    left = job().model_dump(mode="json") | {"elasticity": {"layouts": "auto", "gpus": {"min": 8, "max": 16}}}
+    file.write_text(json.dumps(left | {"parallelism": {}}))
+    levels.write_text(network(4, 300, 25).model_dump_json())
+    for option in (("--network", "10"), ("--cluster", str(levels))):
+        refused = CliRunner().invoke(app, ["plan", str(file), *option], env={"COLUMNS": "200"})
+        assert refused.exit_code == 2, refused.output
+        assert "layouts: auto takes no --cluster or --network" in refused.output
+
+
 def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
     file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
     file.write_text(job("tiny", resources={"gpus_per_worker": 0}).model_dump_json())

@@ -137,8 +137,6 @@ def plan(
     try:
         if search is None:
             if spec.leaves_layouts:
-                if described is not None and described.device is not None:
-                    raise BadInput("layouts: auto takes no GPUs that --cluster describes; list layouts, or give --gpus")
                 if described is not None or network is not None:
                     raise BadInput("layouts: auto takes no --cluster or --network; list layouts, or give --gpus")
                 chosen = choose_layouts(spec, Basis(profile=measured))
