@@ -566,8 +566,8 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int, attended: fl
     (12·L·d·s, or 12·L·d·w with a sliding window w < s), as in the PaLM paper's appendix B (arXiv 2204.02311). The
     embedding look-up is free. Only the share ``attended`` of the scores counts; see ``TrainingConfig.attended_share``.
     """
-    block = block_flops_per_token(model, sequence_length, attended)
-    return model.num_hidden_layers * block + head_flops_per_token(model)
+    blocks = model.num_hidden_layers * block_flops_per_token(model, sequence_length, attended)
+    return blocks + _crossing_flops_per_token(model) + head_flops_per_token(model)
 
 
 def hardware_flops_per_token(
@@ -575,9 +575,10 @@ def hardware_flops_per_token(
 ) -> float:
     """Return the FLOPs that all tensor parallel ranks compute per token, with duplicated and recomputed work."""
     block = computed_block_flops_per_token(model, parallelism, sequence_length, attended)
+    crossing = parallelism.tensor_parallel_size * _crossing_flops_per_token(model) / model.num_hidden_layers
     modes = parallelism.modes_of_all(model.num_hidden_layers)
     blocks = sum(count * (1 + RECOMPUTED[TRAITS[mode].again]) for mode, count in modes.items())
-    return blocks * block + head_flops_per_token(model)
+    return blocks * (block + crossing) + head_flops_per_token(model)
 
 
 def block_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
@@ -600,6 +601,14 @@ def computed_block_flops_per_token(
 def _attention_flops_per_token(model: ModelConfig, sequence_length: int, attended: float) -> int:
     scores = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
     return round(attended * scores)
+
+
+def _crossing_flops_per_token(model: ModelConfig) -> int:
+    """FLOPs per token of the gates that latents pass through between blocks (LaX), on each tensor parallel rank."""
+    crossed = sum(map(model.crosses_into, range(model.num_hidden_layers)))
+    latents = sum(len(group.published) for group in grouped_projections(model)) * (model.rank or 0)
+    # A matrix multiplies pieces of a latent that are as long as its side.
+    return 6 * crossed * latents * sum(gate_matrices(model).values())
 
 
 def head_flops_per_token(model: ModelConfig) -> int:

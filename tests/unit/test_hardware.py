@@ -173,6 +173,17 @@ def test_hardware_does_what_is_recomputed_too(recompute: str, more: float) -> No
     assert rates.utilization(1e6, rates.model) == pytest.approx(1e6 * rates.model / (2 * 67e12))
 
 
+def test_gates_of_crossing_latents_count_on_every_rank() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "rank": 16}
+    models = ({**sizes, "family": "lax", "lax": {"gate": gate}} for gate in ("identity", "dense", "tensor"))
+    plain, dense, tensor = (FlopRates.of(a_spec(model=model, parallelism={"tensor_parallel_size": 2}), "cpu")
+                            for model in models)  # fmt: skip
+    vectors = 6 * 2 * 7 * 16  # forward and backward, of the seven latents that cross into each of two blocks
+    assert dense.model - plain.model == vectors * 16
+    assert tensor.model - plain.model == vectors * (4 + 4)
+    assert dense.hardware - plain.hardware == 2 * (dense.model - plain.model)
+
+
 def test_vanilla_computes_the_attention_of_all_heads_on_every_rank() -> None:
     def of(strategy: str) -> FlopRates:
         return FlopRates.of(a_spec(parallelism={"tensor_parallel_size": 2, "strategy": strategy}), "NVIDIA H200")
