@@ -37,8 +37,8 @@ def wrapped(text: str, width: int, hang: int = _GAP) -> list[str]:
     """
     lines = list[str]()
     for line in text.split("\n"):
-        if cells(line) <= width:
-            lines.append(line)
+        if cells(line) <= width or not line.strip(" "):
+            lines.append(line if cells(line) <= width else "")
             continue
         words = line.split(" ")  # blanks that follow each other have empty words between them
         indent = next(number for number, word in enumerate(words) if word)

@@ -13,6 +13,7 @@ from service.client import Client
 
 T = TypeVar("T")
 
+_FOLLOWING_RETRY_SECONDS = 60.0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -56,8 +57,13 @@ def write_login(path: Path, login: Login) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, delete=False) as file:  # created with mode 0600
-            file.write(login.model_dump_json(indent=2).encode())
-        Path(file.name).replace(path)
+            try:
+                file.write(login.model_dump_json(indent=2).encode())
+                file.flush()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink()
+                raise
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error}; name another file with BOOST_CONFIG") from error
 
@@ -82,6 +88,12 @@ def open_client(url: str | None, **options: Any) -> Client:
     if settings.api_key:
         known["api_key"] = settings.api_key.get_secret_value()
     return client_of(address, **known | options)
+
+
+def follow_with(client: Client) -> None:
+    """Unless it is set for how long, wait longer from now on: what is followed must not end as the service restarts."""
+    if "retry_seconds" not in read_settings().model_fields_set:
+        client.retry_seconds = _FOLLOWING_RETRY_SECONDS
 
 
 def ask(url: str | None, request: Callable[[Client], T]) -> T:

@@ -1,5 +1,6 @@
 """Options and arguments that several commands share: completion, and changes and times as written on a command line."""
 
+import json
 import re
 import sys
 from contextlib import suppress
@@ -151,10 +152,15 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
                 raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
+        if isinstance(section.get(field), dict):
+            raise BadInput(f"--set {change}: fields of {field} are also set; set one or the other")
         try:
             section[field] = read_yaml(text)
+            json.dumps(section[field], allow_nan=False)
         except yaml.YAMLError as error:
             raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"--set {change}: {text!r} cannot be sent: {error}") from error
     return patch
 
 

@@ -100,6 +100,9 @@ class Api:
         retry_seconds: How long to retry a request; 0: never.
         timeout: Seconds to wait for the service to send something.
 
+    Attributes:
+        retry_seconds: As given; what begins later takes what it is then.
+
     Raises:
         ValueError: An argument is invalid.
     """
@@ -111,7 +114,7 @@ class Api:
         self, base_url: str, *, api_key: str | None = None, verify: bool | str | Path = True,
         retry_seconds: float = RETRY_SECONDS, timeout: float = TIMEOUT_SECONDS,
     ) -> None:  # fmt: skip
-        self._base_url, self._retry_seconds = base_url, retry_seconds
+        self._base_url, self.retry_seconds = base_url, retry_seconds
         self._http = self._connect(**options_of_httpx(base_url, api_key, verify, timeout))
 
     # Jobs.
@@ -543,7 +546,7 @@ class Client(Api, Blocking, AbstractContextManager["Client"]):
 
     def perform(self, call: Call[_Answer]) -> _Answer:
         """Send a call; the named methods are easier to use."""
-        patience = RetryPolicy(self._retry_seconds, call.repeatable)
+        patience = RetryPolicy(self.retry_seconds, call.repeatable)
         while True:
             try:
                 try:
@@ -557,7 +560,7 @@ class Client(Api, Blocking, AbstractContextManager["Client"]):
 
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
         """Receive a stream; reconnect when the connection is lost."""
-        reading = EventStreamReader(stream, self._base_url, self._retry_seconds)
+        reading = EventStreamReader(stream, self._base_url, self.retry_seconds)
         job_finished = self.perform(reading.look).finished
         while True:
             try:
@@ -595,7 +598,7 @@ class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
 
     async def perform(self, call: Call[_Answer]) -> _Answer:
         """Send a call; the named methods are easier to use."""
-        patience = RetryPolicy(self._retry_seconds, call.repeatable)
+        patience = RetryPolicy(self.retry_seconds, call.repeatable)
         while True:
             try:
                 try:
@@ -609,7 +612,7 @@ class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
 
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
         """Receive a stream; reconnect when the connection is lost."""
-        reading = EventStreamReader(stream, self._base_url, self._retry_seconds)
+        reading = EventStreamReader(stream, self._base_url, self.retry_seconds)
         job_finished = (await self.perform(reading.look)).finished
         while True:
             try:

@@ -145,7 +145,7 @@ class Call(Generic[_Answer]):
         Raises:
             ApiError: The service refused, or is not a BOOST service.
         """
-        if response.is_error:
+        if not response.is_success:  # a redirect, which is not followed, has done nothing
             raise ApiError.of(response)
         try:
             return TypeAdapter(self.answer).validate_json(response.content or b"null")
@@ -302,6 +302,7 @@ def request(
 
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 8.0
+_MOST_ASKED_SECONDS = 10.0  # that the service may ask to wait
 _FOR_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
@@ -309,7 +310,7 @@ class RetryPolicy:
     """Pauses between the tries of one request: each about twice as long as the last, with jitter.
 
     Args:
-        seconds: How long to keep trying in all, from now.
+        seconds: How long to keep trying in all, from now; what a busy service asks to wait, if not long, comes on top.
         repeatable: Whether the request may reach the service twice.
     """
 
@@ -329,6 +330,7 @@ class RetryPolicy:
         pause = self._longest * random.uniform(0.5, 1.0)
         if isinstance(failure, ApiError) and failure.retry_after is not None:
             pause += failure.retry_after
+            self._deadline += min(failure.retry_after, _MOST_ASKED_SECONDS)
         if isinstance(failure, ApiError):
             may_repeat = self._repeatable and failure.status in _FOR_NOW
         else:

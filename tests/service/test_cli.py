@@ -40,6 +40,7 @@ def boost(api: RunningApi) -> Boost:
     return boost_at(api.url)
 
 
+@pytest.mark.full
 def test_submit_prints_the_id_and_what_to_do_next(boost, store: JobStore, tmp_path: Path) -> None:
     result = boost("submit", job_file(tmp_path, GOOD))
     assert result.exit_code == 0, result.output
@@ -89,6 +90,7 @@ def test_a_job_file_that_is_not_there(boost) -> None:
     assert "/nowhere/job.yaml" in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -306,6 +308,7 @@ def test_patch(boost, store: JobStore) -> None:
     assert (nothing.exit_code, "give --name, --priority" in nothing.stderr) == (2, True)
 
 
+@pytest.mark.full
 def test_a_job_that_leaves_its_layouts(boost, tmp_path: Path) -> None:
     elasticity = {"layouts": "auto", "gpus": {"min": 1, "max": 4}}
     file = tmp_path / "job.json"
@@ -332,6 +335,7 @@ def test_drill(boost, store: JobStore) -> None:
     assert (refused.exit_code, "kind: should be 'kill_rank', 'hang_rank'" in refused.stderr) == (2, True)
 
 
+@pytest.mark.full
 def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     following = process("events", job.id, "--follow", BOOST_URL=api.url)
@@ -356,6 +360,7 @@ def test_following_a_job_that_does_not_succeed(boost, store: JobStore) -> None:
     result = boost("events", job.id, "-f")
     assert result.exit_code == 1
     assert "CANCELLED" in result.stdout
+    assert boost("events", job.id, "-f", "--json").exit_code == 1
 
 
 def test_ctrl_c_stops_following_and_leaves_the_job(api: RunningApi, store: JobStore, tmp_path: Path) -> None:
@@ -392,7 +397,7 @@ def test_durations() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_demo_whose_service_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     failing = process("demo", BOOST_HOME=str(tmp_path), BOOST_DATABASE_URL="nonsense://")
     output, _ = failing.communicate(timeout=60)
@@ -401,6 +406,7 @@ def test_a_demo_whose_service_fails_shows_the_end_of_its_log(tmp_path: Path) -> 
     assert "nonsense" in output.split("demo.log:")[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("send", "by"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
 def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(
     tmp_path: Path, send: Callable[[int, int], None], by: signal.Signals
@@ -437,6 +443,7 @@ def test_a_path_that_cannot_be_read_is_named_with_what_to_do(command: list[str],
     assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
 
 
+@pytest.mark.full
 def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
     plan = [sys.executable, "-m", "service.cli.main", "plan", job_file(tmp_path, GOOD), "--json"]
     with Path("/dev/full").open("w") as full:
@@ -444,6 +451,7 @@ def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None
     assert (ended.returncode, ended.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [(), ("--json",)])  # a table, and plain text
 def test_a_reader_that_goes_ends_the_program_as_others(tmp_path: Path, options: tuple[str, ...]) -> None:
     plan = [sys.executable, "-m", "service.cli.main", "plan", job_file(tmp_path, GOOD), *options]
@@ -466,6 +474,7 @@ def test_a_time_between_failures_that_is_none_is_refused(boost, tmp_path: Path) 
         assert "give hours, or a span such as 12h or 30d" in refused.output.replace("\n", " ")
 
 
+@pytest.mark.full
 def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(
     boost, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def ckpt(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["ckpt", *map(str, arguments)])
 
 
+@pytest.mark.full
 def test_list_and_show(checkpoints: str) -> None:
     lines = ckpt("ls", checkpoints).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["STEP", "8", "6", "3"]
@@ -55,6 +56,7 @@ def test_verify_names_what_is_damaged(checkpoints: str, tmp_path: Path) -> None:
     assert ckpt("verify", checkpoints, "--step", 8).exit_code == 0
 
 
+@pytest.mark.full
 def test_damaged_checkpoints_are_named_and_the_others_are_served(checkpoints: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     shard, manifest = folder / "step-00000006" / "__1_0.distcp", folder / "step-00000008" / "manifest.json"
@@ -93,7 +95,7 @@ EXPORTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_export_of_a_folder(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model"
     assert run_boost("export", f"{checkpoints}/step-00000006", model, "--dtype", "bf16").exit_code == 0
@@ -105,7 +107,7 @@ def test_export_of_a_folder(checkpoints: str, tmp_path: Path, capfd: pytest.Capt
     assert " loss |" not in (model / "README.md").read_text()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_export_of_a_job_has_its_losses_on_the_card(
     api: RunningApi, store: JobStore, trained: Path, tmp_path: Path
 ) -> None:
@@ -121,7 +123,7 @@ def test_export_of_a_job_has_its_losses_on_the_card(
     assert f"| training loss | {a_step(8).loss:.4f} nats a token |" in card
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_generation_from_the_newest_checkpoint_of_a_job_that_trains(
     api: RunningApi, store: JobStore, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +141,7 @@ def test_generation_from_the_newest_checkpoint_of_a_job_that_trains(
     assert "give at most 31" in capfd.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_export_passes_on_what_is_refused(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_boost("export", checkpoints, tmp_path / "model", "--merge").exit_code == 2
     assert "there is no product to multiply out; export it without --merge" in capfd.readouterr().err

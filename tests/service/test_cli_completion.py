@@ -31,6 +31,7 @@ def offered(words: str, **environment: str) -> Sequence[str]:
     return result.stdout.split()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["show", "events", "logs", "cancel", "pause", "watch job-2a", "ckpt ls", "clone"])
 def test_ids_are_offered(command: str) -> None:
     with serving({"GET /v1/jobs": JOBS}) as server:

@@ -131,7 +131,10 @@ def test_changes_as_a_merge_patch(changes: list[str], patch: dict[str, Any]) -> 
     assert merge_patch(changes) == patch
 
 
-@pytest.mark.parametrize("changes", [["=1"], ["a..b=1"], ["a"], ["a=1", "a.b=2"], ["a={"]])
+@pytest.mark.parametrize(
+    "changes",
+    [["=1"], ["a..b=1"], ["a"], ["a=1", "a.b=2"], ["a.b=2", "a={b: 1}"], ["a={"], ["a=.nan"], ["a={b: .inf}"]],
+)
 def test_changes_that_make_no_patch(changes: list[str]) -> None:
     with pytest.raises(BadInput, match=f"--set {changes[-1].split('=')[0]}"):
         merge_patch(changes)
@@ -222,6 +225,7 @@ def test_ls_filters() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_ls_takes_as_many_pages_as_it_needs() -> None:
     def page(first: int, count: int, cursor: str | None) -> Answer:
         jobs = [a_job(id=f"job-{number}") for number in range(first, first + count)]

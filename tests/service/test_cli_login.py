@@ -83,6 +83,13 @@ def test_a_new_login_takes_the_place_of_an_unusable_one(server: ScriptedServer, 
     assert run_boost("ls", BOOST_CONFIG=str(config)).exit_code == 0
 
 
+def test_a_login_that_cannot_be_written_leaves_no_key_behind(server: ScriptedServer, config: Path) -> None:
+    config.mkdir(parents=True)
+    result = run_boost("login", "--url", server.url, "--key-stdin", stdin=KEY, BOOST_CONFIG=str(config))
+    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
+    assert list(config.parent.iterdir()) == [config]
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
 def test_a_file_that_others_can_read_is_not_used(server: ScriptedServer, config: Path, mode: int) -> None:
     sign_in(server, config)

@@ -70,8 +70,10 @@ def test_a_new_queue() -> None:
         assert server.asked[-1].body == {"description": "", "gpus": None, "cpus": 4.0}
         assert made.stdout == "queue night: GPUs 0, CPUs 0\n"
         assert boost_at(server.url)("queues", "set", "day").exit_code == 1, "what is not understood is not overwritten"
-        refused = boost_at(server.url)("queues", "set", "night", "--gpus", "many")
-    assert (refused.exit_code, "'many' is not a limit; give a number, or none" in refused.stderr) == (2, True)
+        for limit in ("many", "inf"):
+            refused = boost_at(server.url)("queues", "set", "night", "--gpus", limit)
+            why = f"{limit!r} is not a limit; give a number, or none"
+            assert (refused.exit_code, why in refused.stderr) == (2, True)
 
 
 def test_tenants() -> None:

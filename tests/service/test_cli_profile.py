@@ -44,6 +44,7 @@ def waits_for_profile(store: JobStore, api: RunningApi, job: JobRecord, *reports
     return waiting
 
 
+@pytest.mark.full
 def test_waiting_for_a_profile_prints_where_its_traces_are(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     waiting = waits_for_profile(store, api, job, a_profile("one", rank=1), a_fault(), a_profile("nought", rank=0))
@@ -51,6 +52,7 @@ def test_waiting_for_a_profile_prints_where_its_traces_are(api: RunningApi, stor
     assert (waiting.returncode, output) == (0, "one\nnought\n")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("report", "says"),
     [
@@ -68,6 +70,7 @@ def test_waiting_for_a_profile_that_will_not_come(api: RunningApi, store: JobSto
     assert says in output
 
 
+@pytest.mark.full
 def test_waiting_for_a_profile_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     waiting = waits_for_profile(store, api, job, a_profile("nought"))
@@ -77,6 +80,7 @@ def test_waiting_for_a_profile_ends_with_the_job(api: RunningApi, store: JobStor
     assert "the job ended before the steps of rank 1 were traced" in output
 
 
+@pytest.mark.full
 def test_events_say_where_a_trace_is(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     start(store, job.id)

@@ -111,7 +111,7 @@ def test_a_service_without_curves_can_be_watched(monkeypatch: pytest.MonkeyPatch
         assert boost_at(server.url)("watch", "job-1").exit_code == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_all_that_goes_on_is_watched_until_ctrl_c() -> None:
     def page(*jobs: dict[str, Any]) -> Answer:
         return Answer(200, {"jobs": list(jobs), "next_cursor": None})

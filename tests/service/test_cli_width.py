@@ -158,6 +158,7 @@ SCRIPT = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "facts"),
     [
@@ -236,6 +237,7 @@ tables = st.integers(1, 5).flatmap(
 )
 
 
+@pytest.mark.full
 @given(texts, st.integers(4, 30), st.integers(0, 8))
 def test_wrapping_loses_no_word_and_fits(text: str, width: int, hang: int) -> None:
     lines = wrapped(text, width, hang)
@@ -243,6 +245,11 @@ def test_wrapping_loses_no_word_and_fits(text: str, width: int, hang: int) -> No
     assert all(cells(line) <= width or len(line.split()) == 1 for line in lines)
 
 
+def test_a_line_of_too_many_blanks_is_empty() -> None:
+    assert wrapped("a\n" + 100 * " " + "\n b", 80) == ["a", "", " b"]
+
+
+@pytest.mark.full
 @given(tables)
 def test_tables_lose_no_word_and_fit(cell_rows: list[list[str]]) -> None:
     headings, lines = table_lines(cell_rows[0], cell_rows[1:], 30)

@@ -73,6 +73,7 @@ CREATES = {
 # Trying again
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("create", CREATES)
 def test_all_tries_of_a_create_carry_one_key(ask: Ask, create: str) -> None:
     what, made = CREATES[create]
@@ -122,6 +123,7 @@ def test_what_may_not_come_twice_is_sent_once(ask: Ask, what: Callable[[Any], An
         assert (len(server.asked), caught.value.status, caught.value.code) == (1, status, code)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", [lambda client: client.pause("job-1"), lambda client: client.get("job-1")])
 def test_what_was_never_sent_is_tried_again(ask: Ask, what: Callable[[Any], Any]) -> None:
     port, asked = free_port(), threading.Event()
@@ -157,6 +159,11 @@ def test_what_may_come_twice_is_tried_again(ask: Ask, what: Callable[[Any], Any]
     assert len(server.asked) == 3
 
 
+def test_a_redirect_is_no_success(ask: Ask) -> None:
+    with scripted(Answer(307, headers={"Location": "/v1/keys"})) as server, pytest.raises(ApiError, match="307"):
+        ask(server.url, lambda client: client.revoke_key(""))
+
+
 def test_patience_has_an_end(ask: Ask) -> None:
     with scripted(problem(503, "not-ready")) as server, pytest.raises(ApiError, match="it is not-ready"):
         ask(server.url, lambda client: client.versions(), retry_seconds=0.5)
@@ -175,6 +182,10 @@ def test_pauses_grow_and_heed_the_service() -> None:
     for pause, longest in zip(pauses, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8, 8, 8, 8], strict=True):
         assert longest / 2 <= pause <= longest
     assert 60 < patience.pause_after(ApiError(429, "", [], retry_after=60)) <= 68
+    busy = ApiError(503, "", [], retry_after=5)
+    assert RetryPolicy(3).pause_after(busy) > 5, "what a busy service asks for comes on top"
+    with pytest.raises(ApiError):
+        RetryPolicy(0).pause_after(busy)
     assert len({RetryPolicy(10).pause_after(refusal) for _ in range(20)}) > 1, "there is chance in it"
 
 
@@ -190,6 +201,7 @@ def test_a_date_to_come_back_at(ask: Ask) -> None:
 # What is asked and answered
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("what", "expected"),
     [

@@ -1,13 +1,15 @@
 """What jobs share: ``boost queues``, ``tenants``, ``nodes``, ``profiles`` of kinds of GPU, and ``datasets``."""
 
 import time
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from boost_core.config.base import counted
-from service.cli.connection import ask, open_client
+from service.cli.connection import ask, follow_with, open_client
 from service.cli.console import (
     BadInput,
     Failed,
@@ -47,10 +49,10 @@ def limit(option: str | None, otherwise: float | None) -> float | None:
         return otherwise
     if option == _NO_LIMIT:
         return None
-    try:
-        return float(option)
-    except ValueError:
-        raise BadInput(f"{option!r} is not a limit; give a number, or {_NO_LIMIT}") from None
+    with suppress(ValueError):
+        if isfinite(value := float(option)):
+            return value
+    raise BadInput(f"{option!r} is not a limit; give a number, or {_NO_LIMIT}")
 
 
 def usage(each: Queue | Tenant) -> tuple[str, str, str]:
@@ -270,6 +272,7 @@ def create_dataset(
         say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
         if not follow:
             return
+        follow_with(client)
         printed = ""
         while dataset.state is DatasetState.BUILDING:
             if (line := _progress(dataset)) != printed:

@@ -18,7 +18,7 @@ from boost_core.config.job import Steering
 from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
 from service.cli.commands.plan import print_plan, print_stored
-from service.cli.connection import ask, open_client
+from service.cli.connection import ask, follow_with, open_client
 from service.cli.console import (
     BadInput,
     ExitStatus,
@@ -131,6 +131,8 @@ def _go_on(client: Client, record: JobRecord, follow_it: bool, quiet: bool, as_j
         say(f"submitted {record.id}")
         _note_unused(record)
     if follow_it:
+        if as_json:  # its record comes at the end, and who runs the command again must know of it
+            say(f"submitted {record.id}", err=True)
         record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json or quiet))
     elif not as_json and not quiet:
         say(f"watch it with: boost watch {record.id}")
@@ -225,11 +227,15 @@ def events(
         if follow_it and not as_json:
             exit_as(follow_until_interrupted(client, job_id, Terminal(), kinds))
             return
+        if follow_it:
+            follow_with(client)
         for event in client.events(job_id, follow=follow_it, kinds=kinds):
             if as_json:
                 say_unchanged(event.model_dump_json())
             elif event.kind in EVENT_KINDS:
                 say(line_of(event))
+        if follow_it:
+            exit_as(client.get(job_id))
 
 
 def logs(
@@ -249,6 +255,8 @@ def logs(
     begin = moment(since, in_future=False) if since else None
     levels, event = [each.upper() for each in level or ()], None
     with open_client(url) as client:
+        if follow_it:
+            follow_with(client)
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
             say_unchanged(event.model_dump_json() if as_json else line_of(event))
     if event is None:
@@ -441,6 +449,7 @@ def profile(
             say(_READERS)
             return
 
+        follow_with(client)
         untraced = set(ranks)
         for event in client.events(job_id, after=seen, kinds=_OUTCOMES):
             is_of_them = event.data.get("rank") in untraced
@@ -459,7 +468,6 @@ def profile(
 
 _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
-_RETRY_SECONDS = 60.0  # a restart of the service must not end a watch that has run for hours
 _POINTS = 24  # of a curve
 _ENDED = 10  # ended jobs that stay visible while all active jobs are watched
 _UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
@@ -506,15 +514,16 @@ def watch(
     printed: dict[str, tuple[JobState, str | None, float]] = {}
     jobs: list[JobRecord] = []
     curves: dict[str, Curve] = {}
-    ask(url, lambda client: client.list(limit=1))  # fail at once if the service was never reachable
-    with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
+    with open_client(url) as client:
+        client.list(limit=1)  # fail at once if the service was never reachable
+        follow_with(client)
         try:
             with live or nullcontext():
                 while True:
                     if named:
                         jobs = [client.get(job_id) for job_id in named]
                     else:  # the active jobs, and those that ended while they were watched
-                        active = client.list(_UNFINISHED).jobs
+                        active, _ = listed(client, sys.maxsize, None, states=_UNFINISHED)
                         ids = {job.id for job in active}
                         ended = [job if job.finished else client.get(job.id) for job in jobs if job.id not in ids]
                         jobs = active + ended[:_ENDED]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from service.cli.commands.comparison import value_in_words
-from service.cli.connection import ask, open_client
+from service.cli.connection import ask, follow_with, open_client
 from service.cli.console import (
     BadInput,
     ExitStatus,
@@ -27,6 +27,7 @@ from service.models.sweeps import Sweep, SweepRequest, SweepState, TrialState, p
 app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
 
 _POLL_SECONDS = 2.0
+_MOST_SWEEPS = 500  # the API's maximum
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep; `boost sweep list` shows them.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the sweep ends.")]
@@ -44,13 +45,13 @@ def create_sweep(
         sweep = client.create_sweep(request)
         say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
         if follow:
-            _follow(client, sweep.name)
+            _exit_as(_follow(client, sweep.name))
 
 
 @app.command("list")
 def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
     """List sweeps, newest first."""
-    result = ask(url, lambda client: client.sweeps())
+    result = ask(url, lambda client: client.sweeps(_MOST_SWEEPS))
     rows = (
         (
             sweep.name,
@@ -63,6 +64,8 @@ def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
         )
         for sweep in result.sweeps
     )
+    if len(result.sweeps) == _MOST_SWEEPS:
+        say(f"the newest {_MOST_SWEEPS} sweeps; older ones by their names", err=True)
     print_list(result, as_json, ("NAME", "STATE", "TRIALS", "BEST (TRIAL)", "METRIC", "CREATED", "BY"), rows)
 
 
@@ -79,6 +82,8 @@ def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url:
         facts.append(("importance", f"over {sweep.trials[TrialState.COMPLETE]} completed trials:"))
     facts += [("", f"{share:.0%} {path}") for path, share in shares]
     print_one(sweep, as_json, facts)
+    if follow:
+        _exit_as(sweep)
 
 
 @app.command("trials")
@@ -158,9 +163,10 @@ def show_best(
         say(f"job {job.id} continues trial {best.number} from its checkpoint up to step {steps}")
 
 
-def _follow(client: Client, name: str) -> None:
+def _follow(client: Client, name: str) -> Sweep:
     """Print what a sweep is doing whenever that changes, until the sweep has ended."""
     told = None
+    follow_with(client)
     try:
         while (sweep := client.sweep(name)).finished_at is None:
             if sweep.message != told:
@@ -171,6 +177,10 @@ def _follow(client: Client, name: str) -> None:
         say(f"stopped following; the sweep continues. Follow it again: boost sweep status {name} -f", err=True)
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
     say(f"{sweep.state}: {sweep.message}", err=True)
+    return sweep
+
+
+def _exit_as(sweep: Sweep) -> None:
     if sweep.state is SweepState.FAILED:
         raise typer.Exit(ExitStatus.FAILED)
 
