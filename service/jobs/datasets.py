@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
-from boost_core.config.base import counted
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import Owner, new_id
 from service.jobs.store import JobStore
+from service.jobs.sweeps import SweepStore
 from service.jobs.tables import DatasetRow
 from service.models.datasets import Dataset, DatasetDetail, DatasetProgress, DatasetRequest, DatasetState
 
@@ -143,16 +143,15 @@ class DatasetStore:
 
         Raises:
             DatasetNotFound: The tenant has none of this name.
-            DatasetConflict: It is being made, or a job that has not ended trains on it.
+            DatasetConflict: It is being made, or a job or a sweep that has not ended trains on it.
         """
         self.get(name, tenant)
-        users = [
-            job.id
-            for job in self.jobs.active()
-            if job.tenant == tenant and any(name == used for _, used, _ in job.spec.data.datasets)
-        ]
-        if users:
-            raise DatasetConflict(f"the dataset {name!r} is in use by {counted(len(users), 'job')}, such as {users[0]}")
+        uses = [(job.id, job.tenant, "job", job.spec) for job in self.jobs.active()]
+        sweeps = SweepStore(self.jobs).unfinished()  # whose further trials will look for it
+        uses += [(sweep.id, sweep.tenant, "sweep", sweep.spec.job) for sweep in sweeps]
+        for user, owner, noun, spec in uses:
+            if owner == tenant and any(name == used for _, used, _ in spec.data.datasets):
+                raise DatasetConflict(f"the dataset {name!r} is in use by the {noun} {user}")
         ended = DatasetRow.state != DatasetState.BUILDING
         with self.jobs.engine.begin() as connection:
             result = connection.execute(update(DatasetRow).where(_named(name, tenant), ended).values(deleted=True))

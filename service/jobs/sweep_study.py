@@ -137,7 +137,8 @@ def next_milestone(trial: "FrozenTrial", milestones: Sequence[int]) -> tuple[int
     start = int(trial.user_attrs[_START])
     if _REFUSED in trial.user_attrs:  # it needs no step to fail
         return start, trial.number, 0
-    step = next(step for step in milestones if step not in trial.intermediate_values)
+    # The last one again if steering has made a step the last at which it has been judged before.
+    step = next((step for step in milestones if step not in trial.intermediate_values), milestones[-1])
     return start + step, trial.number, step
 
 

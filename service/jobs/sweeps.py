@@ -1,24 +1,29 @@
 """The record of sweeps: what users ask of them, and what the scheduler does with their trials' jobs."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from boost_core.messages import EvaluationReport, StepReport
 from service.jobs import queries
 from service.jobs.comparison import gpu_hours_of
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import JobRecord, Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, SweepRow
+from service.logs import RecurringFaults
 from service.models.sweeps import Sweep, SweepRequest, SweepState
 
 MOST_RUNNING = 20  # of a tenant
 
+_unreadable = RecurringFaults(logging.getLogger(__name__))
 _SWEEP = list(SweepRow.__table__.c)
 _UNFINISHED = SweepRow.state.in_((SweepState.RUNNING, SweepState.STOPPING))
 
@@ -99,7 +104,13 @@ class SweepStore:
         """All sweeps that have not ended, of all tenants, the oldest first."""
         with self.jobs.engine.connect() as connection:
             rows = connection.execute(select(*_SWEEP).where(_UNFINISHED).order_by(SweepRow.id)).all()
-        return [Sweep.model_validate(dict(row._mapping)) for row in rows]
+        sweeps = []
+        for row in rows:
+            try:
+                sweeps.append(Sweep.model_validate(dict(row._mapping)))
+            except ValidationError as error:  # perhaps of another release's rules; it does not hold up the others
+                _unreadable.occurred(f"{row.id} cannot be read and stays as it is", error)
+        return sweeps
 
     def request_stop(self, name: str, tenant: str) -> Sweep:
         """Request that a sweep stop its trials and end. Stopping it again changes nothing.
@@ -137,7 +148,7 @@ class SweepStore:
 
         What JSON has no number for comes as a string, such as ``NaN``.
         """
-        newest = job.evaluation if metric.startswith("validation") else job.progress
+        newest = _newest(job, metric)
         if newest is None or newest.step < step:  # its events need not be read
             return None
         data = EventRow.data
@@ -158,9 +169,18 @@ class SweepStore:
         value: float | str = event["loss" if metric.startswith("validation") else metric]
         return value
 
+    def has_passed(self, job: JobRecord, metric: str, step: int) -> bool:
+        """Whether a job reports nothing of a metric at a step: it has begun later, or is evaluated at other steps."""
+        newest = _newest(job, metric)
+        return newest is not None and newest.step > step and self.value(job, metric, step) is None
+
     def gpu_hours(self, jobs: Sequence[JobRecord]) -> float:
         """GPU-hours of some jobs so far."""
         with Session(self.jobs.engine) as session:
             _, ranks = queries.results_of(session, [job.id for job in jobs])
         now = datetime.now(UTC)
         return sum(gpu_hours_of(job, ranks.get(job.id, ()), now) for job in jobs)
+
+
+def _newest(job: JobRecord, metric: str) -> EvaluationReport | StepReport | None:
+    return job.evaluation if metric.startswith("validation") else job.progress

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -279,7 +280,7 @@ def _set(job: dict[str, Any], path: str, value: Any) -> None:
         elif isinstance(below, str) and section.get(part) is None:
             section[part] = {}
         if below == "":
-            section[part] = value
+            section[part] = deepcopy(value)  # a further field may be within it
         else:
             section = section[part]
 

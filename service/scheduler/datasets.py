@@ -84,7 +84,7 @@ class DatasetReconciler:
                 without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
                 whom = job.id if job.tenant == build.tenant else "a job of another tenant"
                 message = f"has made room for {whom}, and continues when no job waits for its CPUs"
-                self.record.update(build, launches=build.launches - 1, message=message, progress=without)
+                self.record.update(build, launches=max(0, build.launches - 1), message=message, progress=without)
                 self.builds.end(build.id)
                 self.aside_until = self.now() + ASIDE_SECONDS
             elif progress != build.progress:

@@ -199,18 +199,24 @@ class SweepDriver:
     def _judge(self, view: _View) -> bool:
         """Judge the trial whose turn it is, if its job has come far enough."""
         request = view.sweep.spec
-        milestones = {
-            trial.number: request.milestones(view.jobs[trial.number].spec) if trial.number in view.jobs else []
-            for trial in view.running
-        }
-        turns = sorted((sweep_study.next_milestone(trial, milestones[trial.number]), trial) for trial in view.running)
+        milestones, turns = dict[int, list[int]](), []
+        for trial in view.running:
+            job = view.jobs.get(trial.number)
+            if job is None and sweep_study.refusal(trial) is None:
+                continue  # it has yet to be submitted
+            *rungs, end = request.milestones(job.spec) if job else [0]
+            # A rung without a report is passed over: the job began later, or steering has moved its evaluations.
+            rungs = [step for step in rungs if job and not self.record.has_passed(job, request.metric, step)]
+            milestones[trial.number] = [*rungs, end]
+            turns.append((sweep_study.next_milestone(trial, milestones[trial.number]), trial))
+        turns.sort()
         if request.search == "tpe" or request.stop_early is not None:
             turns = turns[:1]  # otherwise verdicts decide nothing about other trials, and none waits for its turn
         for (_, number, step), trial in turns:
             value, reason = self._outcome(view, trial, step)
             if value is None and reason is None:
                 continue
-            last = bool(milestones[number]) and step == milestones[number][-1]
+            last = number in view.jobs and step == milestones[number][-1]
             verdict = sweep_study.judge(request, view.trials, number, step, value, reason, last=last)
             self.studies.note(trial, verdict)
             return True

@@ -3,8 +3,10 @@
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -126,7 +128,7 @@ def test_a_dataset_from_its_name_to_a_job(
     record = client.submit(job)
     assert record.spec.data.source.paths == (ready.url,)
     assert record.spec.data.dataset == "corpus-v1"
-    with pytest.raises(ApiError, match=f"in use by 1 job, such as {record.id}") as refused:
+    with pytest.raises(ApiError, match=f"in use by the job {record.id}") as refused:
         client.delete_dataset("corpus-v1")
     assert refused.value.code == "dataset-conflict"
     assert client.clone(record.id, {}).spec.data == record.spec.data
@@ -465,6 +467,27 @@ def test_a_build_makes_room_for_a_job_that_waits_for_its_cpus(
     assert message.startswith("has made room for a job of another tenant") and other.id not in message
 
 
+def test_room_that_is_made_twice_counts_once(
+    client: Client, store: JobStore, tmp_path: Path, cluster: Cluster, clock: Clock
+) -> None:
+    node = NodeCapacity("node-a", {"CPU": 2.0}, {"CPU": 0.0})
+    waiting = partial(job_in_need, nodes=[node], limits=Limits())
+    reconciler = DatasetReconciler(
+        DatasetBuilds(store), cluster, 2.0, Limits, lambda cpus: waiting(cpus, store.active()), clock
+    )
+    client.create_dataset(request(tmp_path))
+    reconciler.tick()
+    job = store.create(a_spec(), "file:///c")
+    with patch.object(cluster, "end", side_effect=OSError):  # Ray's own services may be away
+        for _ in range(2):
+            with pytest.raises(OSError):
+                reconciler.tick()
+    store.request_cancel(job.id)
+    cluster.tasks.clear()
+    reconciler.tick()
+    assert len(cluster.tasks) == 1
+
+
 def test_a_build_stays_where_it_is_in_no_jobs_way(store: JobStore) -> None:
     full = NodeCapacity("node-a", {"CPU": 2.0}, {"CPU": 0.0})
     first = store.create(a_spec(), "file:///c")
@@ -512,7 +535,7 @@ def test_datasets_are_mixed_and_validated_on(
     assert [stream.weight for stream in corpus.streams] == [3, 2, 1]
     assert list(corpus.validation) == ["code"]
     for name in urls:
-        with pytest.raises(ApiError, match=f"in use by 1 job, such as {record.id}"):
+        with pytest.raises(ApiError, match=f"in use by the job {record.id}"):
             client.delete_dataset(name)
     client.cancel(record.id)
     client.delete_dataset("code")
@@ -527,6 +550,15 @@ def test_datasets_are_mixed_and_validated_on(
         client.submit(
             tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "mixture": [other]})
         )
+    on_web = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "web"})
+    space = {"optimizer.learning_rate": {"choices": [0.01, 0.001]}}
+    sweep = client.create_sweep(
+        {"name": "rates", "job": on_web.model_dump(mode="json"), "search": "grid", "space": space}
+    )
+    for active in store.active():
+        client.cancel(active.id)
+    with pytest.raises(ApiError, match=f"in use by the sweep {sweep.id}"):
+        client.delete_dataset("web")
     client.create_dataset(request(tmp_path, "code"))
     with pytest.raises(ApiError, match=r"data\.mixture\[1\]\.dataset: the dataset 'code' is BUILDING"):
         client.dry_run(job)

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from playwright.sync_api import expect
 from pydantic import ValidationError
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
@@ -34,7 +34,7 @@ from service.api.routes.sweeps import trial_submitter
 from service.client import ApiError, Client
 from service.jobs import sweep_study
 from service.jobs.leases import LeaseLost, Leases
-from service.jobs.model import JobRecord, Owner
+from service.jobs.model import JobRecord, Owner, TooManyJobs
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.sweep_study import Studies
@@ -97,6 +97,7 @@ class Lab:
     speed: Callable[[JobRecord], int] = lambda _: 1  # steps a turn
     fails: dict[int, tuple[int, str]] = field(default_factory=dict)  # by trial: after which step, and why
     paused_at: dict[str, int] = field(default_factory=dict)
+    begins: int = 0  # the step that jobs continue from
 
     def __post_init__(self) -> None:
         self.renew()
@@ -122,7 +123,7 @@ class Lab:
             if job.state is JobState.QUEUED:
                 start(self.store, job.id)
                 continue
-            done = job.progress.step if job.progress else 0
+            done = job.progress.step if job.progress else self.begins
             if job.pause_requested:
                 if job.state is not JobState.PAUSED:
                     self.paused_at[job.id] = done
@@ -266,6 +267,17 @@ def test_any_field_of_the_job_is_varied_by_its_path() -> None:
             sweep.trial(0, parameters)
 
 
+def test_a_section_and_a_field_in_it_are_varied_together_and_the_file_stays_as_it_is() -> None:
+    sections = [{"warmup_steps": 3}, {"warmup_steps": 3, "weight_decay": 0.1}]
+    space = {"optimizer": {"choices": sections}, "optimizer.learning_rate": {"choices": [0.001, 0.01]}}
+    sweep = SweepRequest.model_validate(request(space=space, search="grid", budget={}))
+    before = sweep.model_dump(mode="json")
+    specs = [sweep.trial(0, parameters) for parameters in sweep.combinations()]
+    chosen = [(spec.optimizer.weight_decay, spec.optimizer.learning_rate) for spec in specs]
+    assert chosen[2:] == [(0.1, 0.001), (0.1, 0.01)] and chosen[0][0] == chosen[1][0] != 0.1
+    assert sweep.model_dump(mode="json") == before
+
+
 def test_a_trial_without_the_validation_set_of_the_metric_is_refused() -> None:
     job = JOB | {"data": {"validation": [{"name": "web", "kind": "text", "paths": ["a.txt"]}]}}
     space = {"data.validation[0].name": {"choices": ["web", "news"]}}
@@ -275,6 +287,7 @@ def test_a_trial_without_the_validation_set_of_the_metric_is_refused() -> None:
         sweep.trial(0, {"data.validation[0].name": "news"})
 
 
+@pytest.mark.full
 def test_a_grid_is_every_combination_once(lab: Lab) -> None:
     lab.create(search="grid", space=GRID, budget={})
     sweep = lab.run()
@@ -315,6 +328,57 @@ def test_a_trial_is_judged_by_its_value_at_the_rung_and_not_by_its_best(lab: Lab
     )  # fmt: skip
 
 
+def test_rungs_that_jobs_begin_after_are_passed_over(lab: Lab) -> None:
+    lab.begins = 2  # of rungs at steps 1 and 3
+    lab.create(stop_early=HALVING, parallel=2, budget={"trials": 3})
+    assert lab.run().state is SweepState.FINISHED
+    assert {tuple(trial.rungs) for trial in lab.trials()} <= {(3,), (3, 9)}
+    assert TrialState.FAILED not in {trial.state for trial in lab.trials()}
+
+
+def test_a_trial_that_is_not_validated_at_a_rung_is_judged_at_the_next(lab: Lab) -> None:
+    lab.create(metric="validation", stop_early=HALVING | {"first_step": 3}, parallel=1, budget={"trials": 1})
+    lab.drive()
+    (job,) = lab.store.active()
+    start(lab.store, job.id)
+    reports = a_step(3, loss=1.0), a_step(9, loss=1.0), an_evaluation(9, 0.5, sets=("web",))
+    lab.store.append_reports(job.id, 1, numbered(*reports))
+    finish(lab.store, job.id)
+    assert (lab.run().state, lab.trials()[0].value) == (SweepState.FINISHED, 0.5)
+
+
+def test_others_are_judged_while_a_trial_waits_for_its_tenant_to_have_fewer_jobs(lab: Lab) -> None:
+    submit = lab.driver.submit
+
+    def refuse_the_second(sweep: Sweep, number: int, *rest: Any) -> JobRecord:
+        if number == 1 and any(not job.finished for job in lab.store.list()):
+            raise TooManyJobs("default", 1)
+        return submit(sweep, number, *rest)
+
+    lab.driver = SweepDriver(lab.sweeps, lab.studies, refuse_the_second)
+    lab.create(stop_early=HALVING, parallel=2, budget={"trials": 2})
+    assert lab.run().state is SweepState.FINISHED
+    assert list(lab.trials()[0].rungs) == [1, 3, 9]
+
+
+def test_a_last_step_that_was_a_rung_is_judged_again(lab: Lab) -> None:
+    lab.create(stop_early=HALVING, parallel=1, budget={"trials": 1})
+    for _ in range(20):
+        lab.drive()
+        lab.train()
+    (trial,) = lab.studies.trials(lab.sweeps.get("rates", "default").id)
+    assert sweep_study.next_milestone(trial, [1, 3])[2] == 3
+
+
+def test_a_sweep_that_cannot_be_read_holds_up_no_other(lab: Lab) -> None:
+    lab.create(name="broken", budget={"trials": 1})
+    with lab.store.engine.begin() as connection:
+        connection.execute(text("UPDATE sweeps SET spec = '{}'"))
+    lab.create(budget={"trials": 1})
+    assert lab.run().state is SweepState.FINISHED
+
+
+@pytest.mark.full
 def test_the_median_is_compared_with_the_value_at_the_step(lab: Lab) -> None:
     lab.loss = lambda job, step: 1.0 if step < 4 and job.name == "rates-5" else 9.0 if job.name == "rates-5" else 4.0
     rule = {"kind": "median", "first_step": 4, "every_steps": 2}
@@ -324,6 +388,7 @@ def test_the_median_is_compared_with_the_value_at_the_step(lab: Lab) -> None:
     assert lab.trials()[5].rungs == {4: 9.0}
 
 
+@pytest.mark.full
 def test_a_pruned_trial_saves_and_ends_at_once(lab: Lab) -> None:
     lab.create(stop_early=HALVING, budget={"trials": 8}, parallel=4)
     sweep = lab.run()
@@ -336,6 +401,7 @@ def test_a_pruned_trial_saves_and_ends_at_once(lab: Lab) -> None:
         assert lab.paused_at[job.id] <= max(trial.rungs) + 3, "a pause saves, and comes within a pass"
 
 
+@pytest.mark.full
 def test_a_complete_trial_ends_by_itself_even_if_it_loses_its_gang_before_its_last_checkpoint(lab: Lab) -> None:
     lab.create(parallel=1, budget={"trials": 1})
     lab.drive()
@@ -356,6 +422,7 @@ def test_a_complete_trial_ends_by_itself_even_if_it_loses_its_gang_before_its_la
     assert lab.store.get(job.id).state is JobState.SUCCEEDED
 
 
+@pytest.mark.full
 def test_failures_count_as_the_worst_and_stop_nothing(lab: Lab) -> None:
     lab.fails = {0: (0, "out of memory"), 3: (5, "the loss is not finite")}
     lab.loss = lambda job, step: math.nan if job.name == "rates-1" and step == 3 else loss_of(job, step)
@@ -370,6 +437,7 @@ def test_failures_count_as_the_worst_and_stop_nothing(lab: Lab) -> None:
     assert sweep.trials[TrialState.FAILED] == sum(trial.state is TrialState.FAILED for trial in trials)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("together", [False, True])
 def test_a_job_that_its_user_cancels_counts_as_failed(lab: Lab, together: bool) -> None:
     lab.create(budget={"trials": 2}, parallel=1)
@@ -390,6 +458,7 @@ def test_too_many_failures_end_a_sweep(lab: Lab) -> None:
     assert all(job.finished for job in lab.store.of_sweep(sweep.id).values())
 
 
+@pytest.mark.full
 def test_parameters_that_make_no_job_fail_their_trial(lab: Lab) -> None:
     space = {"training.micro_batch_size": {"choices": [1, 3]}, "training.global_batch_size": {"choices": [4, 6]}}
     job = JOB | {"training": JOB["training"] | {"micro_batch_size": 1, "global_batch_size": 4}}
@@ -401,6 +470,7 @@ def test_parameters_that_make_no_job_fail_their_trial(lab: Lab) -> None:
     assert sweep.state is SweepState.FINISHED and len(lab.store.of_sweep(sweep.id)) == 3
 
 
+@pytest.mark.full
 def test_importance_takes_four_completed_trials(lab: Lab) -> None:
     sweep = lab.create(parallel=1, budget={"trials": 4})
     while lab.sweeps.unfinished():
@@ -411,6 +481,7 @@ def test_importance_takes_four_completed_trials(lab: Lab) -> None:
     assert shares is not None and sum(shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.full
 def test_importance_is_computed_when_more_trials_have_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = list[int]()
     monkeypatch.setattr(sweep_study, "importance", lambda _, trials: counted.append(len(trials)))
@@ -423,6 +494,7 @@ def test_importance_is_computed_when_more_trials_have_ended(lab: Lab, monkeypatc
     assert len(counted) == 3, "with none, with one, and with both"
 
 
+@pytest.mark.full
 def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
     tokens = 9 * JOB["training"]["sequence_length"] * SweepRequest.model_validate(request()).job.training.samples(1)
     lab.create(budget={"tokens": 2 * tokens + 1, "trials": 50}, parallel=1)
@@ -436,6 +508,7 @@ def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
     assert lab.sweeps.get("hours", "default").trials == {TrialState.COMPLETE: 2}
 
 
+@pytest.mark.full
 def test_a_stopped_sweep_stops_its_trials(lab: Lab) -> None:
     lab.create(parallel=3)
     for _ in range(3):
@@ -537,7 +610,9 @@ def calm_database(folder: Any, request: pytest.FixtureRequest) -> str:
     return f"sqlite:///{file}"
 
 
-@pytest.mark.parametrize("first", [3, *(pytest.param(each, marks=pytest.mark.full) for each in (0, 1, 2, 4, 5, 6, 7))])
+@pytest.mark.parametrize(
+    "first", [3, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1, 2, 4, 5, 6, 7))]
+)
 def test_a_sweep_survives_a_death_before_each_of_its_commits(
     first: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
