@@ -52,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if dist.is_torchelastic_launched():
                 return _comm(options, device)
             gpus = torch.cuda.device_count()
-            ranks, path = options.ranks or max(2, gpus), options.profile
+            ranks = options.ranks or max(2, gpus)
             if 0 < gpus < ranks:
                 raise ValueError(
                     f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one "
                     "GPU; give --ranks no more than there are GPUs, or run it where there are two or more"
                 )
-            if path is not None and not path.is_file():
-                raise ValueError(f"no profile at {path}; write one with boost bench profile --out {path}")
+            if options.profile is not None:
+                _profile_at(options.profile)
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
         if options.benchmark == "job":
@@ -167,6 +167,15 @@ def _comm(options: argparse.Namespace, device: torch.device) -> int:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
+        problem: list[str | None] = [None]
+        if options.profile is not None and dist.get_rank() == 0:
+            try:
+                _profile_at(options.profile)
+            except (OSError, ValueError) as error:
+                problem = [in_lines(error)]
+        dist.broadcast_object_list(problem)  # now, not after everything has been measured
+        if problem[0] is not None:
+            raise ValueError(problem[0])
         links, rows = dict[str, MeasuredLink](), list[Row]()
         for level in levels(device):
             link, timed = comm_rows(level, device, options.largest << 20, options.repeats)
@@ -197,9 +206,15 @@ def _comm(options: argparse.Namespace, device: torch.device) -> int:
     return 0
 
 
+def _profile_at(path: Path) -> MeasuredProfile:
+    if not path.is_file():
+        raise ValueError(f"no profile at {path}; write one with boost bench profile --out {path}")
+    return MeasuredProfile.model_validate_json(path.read_text("utf-8"))
+
+
 def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:
     """Add measured links to a profile, by field."""
-    measured = MeasuredProfile.model_validate_json(path.read_text("utf-8")).model_copy(update=links)
+    measured = _profile_at(path).model_copy(update=links)
     path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
     print_lines(f"added to {path}: {', '.join(links)}")
 

@@ -167,15 +167,17 @@ def symmetric_rows(
         repeats: As for ``comm_rows``.
 
     Raises:
-        ValueError: Symmetric memory is not available here; the message says why.
+        ValueError: Symmetric memory is not available on some node; the message, the same on all ranks, says why.
     """
     ranks, backend = level.ranks, dist.get_backend()
     ways: dict[str, Callable[[torch.Tensor], object]] = {backend: partial(dist.all_reduce, group=level.group)}
     for name, one_shot in (("one shot", largest_bytes), ("two shots", 0)):
         limits = SymmetricMemoryConfig(one_shot_bytes=one_shot, two_shot_bytes=largest_bytes)
         memory, why = connect(limits, level.group, device)
-        if memory is None:
-            raise ValueError(f"no symmetric memory: {why}")
+        reasons: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, why)  # another node's ranks may have one, and all meet while timing
+        if memory is None or any(reasons):
+            raise ValueError(f"no symmetric memory: {next(filter(None, reasons))}")
 
         def summed(payload: torch.Tensor, memory: SymmetricMemory = memory) -> None:
             memory.start(payload).wait()

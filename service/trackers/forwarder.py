@@ -33,6 +33,7 @@ _DELIVERED: dict[str, Any] = {"failures_in_row": 0, "failing_since": None, "prob
 
 LEASE = "trackers"
 LEASE_SECONDS = 30.0
+STOP_SECONDS = 5.0  # to wait for deliveries in progress; much less than the lease is still valid
 _FAILED = "trackers could not be updated"
 THREADS = 64
 THREADS_PER_TENANT = 2  # for each kind of tracker
@@ -110,7 +111,7 @@ class Forwarder:
         self._lanes: dict[tuple[str, str], _Lane] = defaultdict(_Lane)  # by tenant and kind
         self._threads = 0
         self._not_before: dict[tuple[str, str], float] = {}  # by job and kind
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._stop = threading.Event()
         self._faults = RecurringFaults(logger)  # of that thread
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
@@ -120,10 +121,15 @@ class Forwarder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Start nothing more. Deliveries in progress are not waited for; the next service knows how far they got."""
+        """Start nothing more, and wait briefly for deliveries in progress; the next service knows how far they got.
+
+        If one takes longer, the lease is left to expire: the next service is not to write to the same files meanwhile.
+        """
         self._stop.set()
         self._thread.join()
-        if self._lease is not None:
+        with self._lock:
+            done = self._lock.wait_for(lambda: not self._threads, STOP_SECONDS)
+        if done and self._lease is not None:
             with suppress(Exception):
                 self._leases.give_back(self._lease)
 
@@ -158,6 +164,7 @@ class Forwarder:
             with self._lock:
                 if self._stop.is_set() or not lane.waiting:
                     self._threads, lane.threads = self._threads - 1, lane.threads - 1
+                    self._lock.notify_all()
                     return
                 key = next(iter(lane.waiting))
                 del lane.waiting[key]

@@ -6,6 +6,7 @@ a server with a database keeps only one of them.
 """
 
 import json
+import time
 from collections.abc import Mapping
 from itertools import accumulate
 from math import isfinite
@@ -18,10 +19,11 @@ from service.jobs.states import JobState
 from service.proxies import proxy_of
 from service.trackers.curves import Batch, settings_of
 
-_POINTS = 999  # per request; with their event's tag 1000, MLflow's limit
+_POINTS = 997  # per request; with the tags of their event, the job's group and its tags 1000, MLflow's limit
 _PARAMETERS = 100
 _LONGEST_VALUE = 500  # characters of a parameter or a tag, for the sake of old servers
-_SECONDS = 10.0
+_SECONDS = 10.0  # of silence
+_LONGEST_SECONDS = 60.0  # of an answer
 _LARGEST_ANSWER = 8 * 2**20
 
 _JOB, _EVENT = "boost.job", "boost.event"  # tags of a run
@@ -172,11 +174,13 @@ class Mlflow:
         """Return the server's answer; ``None`` if it is the error code ``absent``."""
         try:
             with self._http.stream(method, path, **what) as response:
-                content = b""
+                content, deadline = b"", time.monotonic() + _LONGEST_SECONDS
                 for piece in response.iter_bytes():
                     content += piece
                     if len(content) > _LARGEST_ANSWER:
                         raise MlflowRefused(f"{self._uri} answers {path} with more than {_LARGEST_ANSWER} bytes")
+                    if time.monotonic() > deadline:
+                        raise httpx.ReadTimeout(f"its answer takes longer than {_LONGEST_SECONDS:g} seconds")
         except httpx.HTTPError as error:
             raise ConnectionError(f"{self._uri} does not answer: {error or type(error).__name__}") from error
         try:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from boost_core.config import JobSpec
-from boost_core.config.job import MlflowConfig
+from boost_core.config.job import MlflowConfig, server_url
 from service.jobs.model import JobRecord
 from service.models.problems import FieldError
 from service.security.secrets import SecretReference, SecretUnusable, read
@@ -18,6 +18,7 @@ from service.trackers.wandb import OfflineWandb, Wandb, has_wandb
 TENSORBOARD, MLFLOW, WANDB = "tensorboard", "mlflow", "wandb"
 # The files of a secret for a kind of tracker: those that it must have, and those that it may have.
 _SECRET_FILES = {MLFLOW: (("tracking_uri",), ("token", "username", "password")), WANDB: (("api_key",), ("base_url",))}
+_NO_ADDRESS = "is no http(s) address without user, password, ? and #; ask the operator of the service to correct it"
 
 
 def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
@@ -104,4 +105,11 @@ def _may_name(mlflow: MlflowConfig, settings: Settings) -> bool:
 
 
 def _secret(kind: str, name: str, settings: Settings, tenant: str) -> dict[str, str]:
-    return read(SecretReference(str(settings.secrets_dir), tenant, name), *_SECRET_FILES[kind])
+    reference = SecretReference(str(settings.secrets_dir), tenant, name)
+    values = read(reference, *_SECRET_FILES[kind])
+    for file in {"tracking_uri", "base_url"} & values.keys():
+        try:
+            server_url(values[file])
+        except ValueError:  # it is shown, so it must not hold a password
+            raise SecretUnusable(f"{file} of {reference} {_NO_ADDRESS}") from None
+    return values

@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -46,6 +46,8 @@ class TrackerFolder:
     def write(self, name: str, at: int, content: bytes) -> bool:
         """Write ``content`` at offset ``at`` and end the file there; return whether the file reached up to ``at``.
 
+        If it is there already, the file stays as it is, since a service that has taken over may have continued it.
+
         Raises:
             OSError: The store or the disk refused it, for example because it is full.
         """
@@ -55,29 +57,28 @@ class TrackerFolder:
             # A link would lead the service outside of what the job's tenant may use.
             folder = self._filesystem.descriptor(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+                file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
                 try:
                     if os.fstat(file).st_size < at:
                         return False
-                    while content:
-                        written = os.pwrite(file, content, at)
-                        content, at = content[written:], at + written
-                    os.ftruncate(file, at)  # what was written before may have been longer
+                    if os.pread(file, len(content), at) != content:
+                        while content:
+                            written = os.pwrite(file, content, at)
+                            content, at = content[written:], at + written
+                        os.ftruncate(file, at)  # what was written before may have been longer
                     os.fsync(file)
                 finally:
                     os.close(file)
             finally:
                 os.close(folder)
             return True
-        before = b""
-        if at:
-            try:
-                before = self._filesystem.cat_file(path, start=0, end=at)
-            except FileNotFoundError:
-                return False
-        if len(before) < at:
+        present = b""
+        with suppress(FileNotFoundError):
+            present = self._filesystem.cat_file(path)
+        if len(present) < at:
             return False
-        self._filesystem.pipe_file(path, before + content)
+        if present[at : at + len(content)] != content:
+            self._filesystem.pipe_file(path, present[:at] + content)
         return True
 
 

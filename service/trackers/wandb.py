@@ -36,7 +36,8 @@ from service.trackers.tensorboard import TrackerFolder
 BASE_URL = "https://api.wandb.ai"
 FOLDER = "offline-wandb"  # the prefix "offline-" tells `wandb sync` that it has not been sent
 
-_SECONDS = 10.0
+_SECONDS = 10.0  # of silence
+_LONGEST_SECONDS = 60.0  # of an answer
 _LARGEST_ANSWER = 8 * 2**20
 _LONGEST_LINE = 300  # characters of the process's last output
 _TOGETHER = 8  # processes, of a few hundred megabytes each
@@ -127,10 +128,12 @@ class Wandb:
         run = _run(self._config, batch, self._page, after=known)
         run["settings"] |= {"mode": "online", "base_url": self._url, "api_key": self._key}
         with _logged(run) as logged:
-            last = max((event_id for event_id, _ in run["rows"]), default=known)
-            if (received := self._last_event(batch.job)) < last:
-                raise WandbRefused(f"{self._url} has points up to event {received}, but was sent up to event {last}")
-            return {"url": logged["url"]}
+            kept = {"url": logged["url"]}
+        # Asked afterwards, because a server that does not answer would hold the place of others' processes.
+        last = max((event_id for event_id, _ in run["rows"]), default=known)
+        if (received := self._last_event(batch.job)) < last:
+            raise WandbRefused(f"{self._url} has points up to event {received}, but was sent up to event {last}")
+        return kept
 
     def _last_event(self, job: JobRecord) -> int:
         """Return the newest event that the server has of a job; 0 if none."""
@@ -141,10 +144,13 @@ class Wandb:
             with httpx.stream(
                 "POST", f"{self._url}/graphql", json=query, auth=("api", self._key), timeout=_SECONDS
             ) as response:
+                deadline = time.monotonic() + _LONGEST_SECONDS
                 for piece in response.iter_bytes():
                     content += piece
                     if len(content) > _LARGEST_ANSWER:
                         raise WandbRefused(f"{self._url} answers with more than {_LARGEST_ANSWER} bytes")
+                    if time.monotonic() > deadline:
+                        raise httpx.ReadTimeout(f"its answer takes longer than {_LONGEST_SECONDS:g} seconds")
         except httpx.HTTPError as error:
             raise ConnectionError(f"{self._url} does not answer: {error or type(error).__name__}") from error
         answer = None

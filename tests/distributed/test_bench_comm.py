@@ -1,5 +1,6 @@
 """Collectives that the benchmark times at each level of a network, among ranks of two nodes. Times are made up."""
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +60,7 @@ def measured(ranks_per_node: int) -> list[Measured]:
         return found
 
 
+@pytest.mark.full
 def test_ranks_of_two_nodes_are_timed_inside_and_between(ranks: Ranks) -> None:
     for rank, (inside, between) in enumerate(ranks.run(4, measured, 2)):
         assert (inside.name, inside.ranks, inside.groups, inside.first) == ("node", 2, 2, rank < 2)
@@ -81,6 +83,44 @@ def test_ranks_of_one_node_are_one_level(ranks: Ranks) -> None:
 def test_nodes_need_the_same_number_of_ranks(ranks: Ranks) -> None:
     with pytest.raises(ValueError, match=r"different numbers of ranks, \[0, 1, 0\] by place"):
         ranks.run(3, measured, 2)
+
+
+def refusal_without_memory() -> str:
+    """Why rank 0's node, which has symmetric memory, does not use it: rank 1's has none."""
+    answer = (None, "its GPUs are apart") if dist.get_rank() else (object(), None)
+    level = comm.Level("node", dist.group.WORLD, 1, 2, True)
+    with (
+        patch.object(comm, "connect", lambda *_: answer),
+        patch.object(comm, "_seconds", lambda *_: [1.0]),
+        pytest.raises(ValueError) as refused,
+    ):
+        comm.symmetric_rows(level, CPU, LARGEST, 1)
+    return str(refused.value)
+
+
+def test_symmetric_memory_that_one_node_lacks_is_timed_on_none(ranks: Ranks) -> None:
+    assert ranks.run(2, refusal_without_memory) == ["no symmetric memory: its GPUs are apart"] * 2
+
+
+def refusal_of_profile(path: Path) -> str:
+    """What a rank says before anything is measured; there is nothing to measure."""
+    options = argparse.Namespace(profile=path if dist.get_rank() == 0 else path.parent)
+    with (
+        patch.object(dist, "init_process_group"),
+        patch.object(dist, "destroy_process_group"),
+        pytest.raises(ValueError) as refused,
+    ):
+        bench._comm(options, CPU)
+    return str(refused.value)
+
+
+def test_a_profile_is_refused_on_all_ranks_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for said in ranks.run(2, refusal_of_profile, path):
+        assert said == f"no profile at {path}; write one with boost bench profile --out {path}"
+    path.write_text("{}")
+    first, second = ranks.run(2, refusal_of_profile, path)
+    assert first == second and "product_flops" in first
 
 
 def test_links_are_added_to_a_profile(tmp_path: Path) -> None:

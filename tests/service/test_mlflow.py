@@ -42,7 +42,7 @@ def losses(steps: range) -> list[tuple[int, float]]:
     return [(step, pytest.approx(a_step(step).loss)) for step in steps]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_two_runs_compare(server: MlflowServer, store: JobStore, settings: Settings, tmp_path: Path) -> None:
     labels = {"group": "ablation", "tags": ["short", "tiny"]}
     jobs = [
@@ -70,7 +70,7 @@ def test_two_runs_compare(server: MlflowServer, store: JobStore, settings: Setti
         assert run.info.end_time is not None
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_server_that_is_killed_in_between_has_each_point_once(
     server: MlflowServer, store: JobStore, settings: Settings, tmp_path: Path
 ) -> None:
@@ -91,14 +91,16 @@ def test_a_server_that_is_killed_in_between_has_each_point_once(
     assert f"{server.url} does not answer" in faults[0]["message"]
 
 
+@pytest.mark.full
 def test_as_many_points_as_a_request_holds(
     server: MlflowServer, store: JobStore, settings: Settings, tmp_path: Path
 ) -> None:
-    job = tracked_job(store, tmp_path, settings, trackers=to(server, experiment="many"))
-    names = [f"train/{name}" for name in range(10)]
-    steps = range(1, 101)
+    labels = {"group": "ablation", "tags": ["short"]}
+    job = tracked_job(store, tmp_path, settings, trackers=to(server, experiment="many"), **labels)
+    names = [f"train/{name}" for name in range(9)]
+    steps = range(1, 113)  # the first 111 have 999 points
     entries = [Entry(step, job.submitted_at, step, dict.fromkeys(names, float(step))) for step in steps]
-    last = Entry(101, job.submitted_at, 100, {}, "failed: " + "x" * 10_000, JobState.FAILED)
+    last = Entry(113, job.submitted_at, 112, {}, "failed: " + "x" * 10_000, JobState.FAILED)
     run_id = Mlflow(server.url, "many", {}).send(Batch(job, [*entries, last]), {})["run"]
     for name in names:
         assert points(server, run_id, name) == [(step, float(step)) for step in steps]
@@ -106,7 +108,7 @@ def test_as_many_points_as_a_request_holds(
     assert run.info.status == "FAILED" and run.data.tags["boost.state"].startswith("failed: x")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_killed_after_each_request(
     server: MlflowServer, store: JobStore, database_url: str, settings: Settings, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 import math
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +17,7 @@ from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.trackers import tensorboard
+from service.trackers.tensorboard import TrackerFolder
 from tests.s3 import BUCKET, S3Server, s3_server
 from tests.service.records import a_checkpoint, a_restart, a_step, an_evaluation
 from tests.service.tracking import forwarding, kill_deliveries, report, tracked_job, wait_for, wait_until_told
@@ -125,6 +126,20 @@ def test_an_open_reader_sees_what_comes_and_nothing_twice(
     assert len(list(folder.iterdir())) > 1
 
 
+def outlasts_a_late_writer(folder: TrackerFolder, read: Callable[[], bytes]) -> None:
+    """A service that stalled for longer than its lease writes again what the next one has continued."""
+    assert folder.write("file", 0, b"first") and folder.write("file", 5, b", second")
+    assert folder.write("file", 0, b"first") and read() == b"first, second"
+    assert folder.write("file", 5, b", sec") and read() == b"first, second"
+    assert folder.write("file", 5, b", 2nd") and read() == b"first, 2nd"
+    assert not folder.write("file", 20, b"far")
+
+
+def test_what_the_next_service_has_written_stays(tmp_path: Path) -> None:
+    file = tmp_path / KIND / "file"
+    outlasts_a_late_writer(TrackerFolder(str(tmp_path), KIND, None), file.read_bytes)
+
+
 def test_a_full_disk_delays_the_files_alone(store: JobStore, settings: Settings, small_disk: Path) -> None:
     job = tracked_job(store, small_disk, settings)
     with forwarding(store, settings):
@@ -163,7 +178,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_on_s3_through_an_outage(
     store: JobStore, settings: Settings, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +193,9 @@ def test_on_s3_through_an_outage(
         s3.start()
         report(store, job, a_step(10))
         wait_until_told(store, job, KIND)
-    folder = f"{job.checkpoint_url}/tensorboard"
-    assert len(fsspec.filesystem("s3").ls(folder)) > 1
+    folder, disk = f"{job.checkpoint_url}/tensorboard", fsspec.filesystem("s3")
+    outlasts_a_late_writer(
+        TrackerFolder(f"s3://{BUCKET}/late", KIND, None), lambda: disk.cat(f"{BUCKET}/late/{KIND}/file")
+    )
+    assert len(disk.ls(folder)) > 1
     assert points(read(folder)) == losses(range(1, 11))

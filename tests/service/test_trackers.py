@@ -3,11 +3,13 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,11 +18,13 @@ from service.client import Client
 from service.jobs.leases import Leases
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
-from service.jobs.trackers import TrackerStore
+from service.jobs.trackers import Tracked, TrackerStore
 from service.models.access import Scope
+from service.security.secrets import SecretUnusable
 from service.settings import Settings
 from service.trackers import forwarder
-from service.trackers.forwarder import LEASE, THREADS_PER_TENANT
+from service.trackers.forwarder import LEASE, THREADS_PER_TENANT, Forwarder, deliver
+from service.trackers.opening import TrackerFactory, tracker_errors
 from tests.service.command_line import run_boost
 from tests.service.conftest import RunningApi, With
 from tests.service.records import GOOD, a_step, start
@@ -175,6 +179,73 @@ def test_one_service_at_a_time_tells(store: JobStore, settings: Settings, tmp_pa
         told = wait_until_told(store, job, "tensorboard")
     assert not stale.write(told, tracked, open_=True), "its lease has gone"
     assert TrackerStore(store.engine).one(job.id, "tensorboard") == told
+
+
+def test_the_lease_is_given_back_once_no_delivery_is_in_progress(
+    store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, others = threading.Event(), threading.Event(), Leases(store.engine, "another service")
+
+    class Slow:
+        def send(self, *_: object) -> dict[str, Any]:
+            begun.set()
+            may_end.wait()
+            return {}
+
+    job = tracked_job(store, tmp_path, settings)
+    stopped = Forwarder(store, Leases(store.engine, "this service"), lambda *_: Slow())
+    stopped.start()
+    begun.wait()
+    monkeypatch.setattr(forwarder, "STOP_SECONDS", 0.1)
+    stopped.stop()
+    assert others.take(LEASE, 60) is None, "the delivery may still write"
+    monkeypatch.setattr(forwarder, "STOP_SECONDS", 60)
+    threading.Timer(0.2, may_end.set).start()
+    stopped.stop()
+    assert others.take(LEASE, 60) is not None
+    assert TrackerStore(store.engine).one(job.id, "tensorboard").event_id > 0
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
+def test_an_answer_that_never_ends_is_given_up(
+    store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(f"service.trackers.{kind}._LONGEST_SECONDS", 0.2)
+    trackers = {"tensorboard": False, kind: {"credentials": "lab"}}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        def dribble() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):  # it is ended
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b" ")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        write_secret(settings, "default", "lab", tracking_uri=url, base_url=url, api_key=TOKEN)
+        job = tracked_job(store, tmp_path, settings, trackers=trackers)
+        report(store, job, a_step(1))
+        with pytest.raises(ConnectionError, match="its answer takes longer"):
+            deliver(store, TrackerStore(store.engine), Tracked(job.id, kind), TrackerFactory(settings)(kind, job))
+        thread.join()
+
+
+def test_a_secrets_address_holds_no_password(store: JobStore, settings: Settings, tmp_path: Path) -> None:
+    url = f"https://user:{TOKEN}@tracker.lab"
+    write_secret(settings, "default", "lab", tracking_uri=url, base_url=url, api_key="k" * 40)
+    trackers = {"mlflow": {"credentials": "lab"}, "wandb": {"credentials": "lab"}}
+    job = tracked_job(store, tmp_path, settings, trackers=trackers)
+    errors = tracker_errors(job.spec, settings, "default")
+    assert [error.field for error in errors] == ["trackers.mlflow.credentials", "trackers.wandb.credentials"]
+    assert errors[0].message.startswith(
+        "tracking_uri of the secret 'lab' of tenant 'default' is no http(s) address without"
+    )
+    assert TOKEN not in repr(errors)
+    with pytest.raises(SecretUnusable, match="base_url of the secret"):
+        TrackerFactory(settings)("wandb", job)
 
 
 def test_a_token_goes_to_its_server_alone(store: JobStore, settings: Settings, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from service.jobs.model import JobRecord
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
-from service.jobs.trackers import TrackerStore
+from service.jobs.trackers import Tracked, TrackerStore
 from service.settings import Settings
 from service.trackers import forwarder, wandb
 from service.trackers.forwarder import deliver
@@ -88,7 +89,7 @@ def losses(steps: range) -> list[tuple[int, float]]:
     return [(step, pytest.approx(a_step(step).loss)) for step in steps]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     server: WandbServer, store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +128,7 @@ def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     assert points(server.rows(job.id))[:-1] == losses(range(1, 8))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_server_gets_each_point_once_and_is_asked_what_it_has(
     server: WandbServer, store: JobStore, settings: Settings, tmp_path: Path
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_server_gets_each_point_once_and_is_asked_what_it_has(
     assert server.authorizations == {f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}"}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_server_that_is_away_or_silent_delays_no_other_tracker(
     store: JobStore, settings: Settings, tmp_path: Path, unused_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +184,29 @@ def test_a_package_that_does_not_end_is_ended(
     assert failing.problem == "wandb did not finish within 0.2 seconds" and job.id not in server.histories
 
 
+def test_a_server_is_asked_what_it_has_without_the_place_of_a_process(
+    store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[int] = []
+
+    @contextmanager
+    def logged(_: object) -> Iterator[dict[str, str]]:
+        with wandb._room:
+            yield {"url": "its page", "file": ""}
+
+    def last_event(*_: object) -> int:
+        free.append(wandb._room._value)
+        return 1_000_000
+
+    monkeypatch.setattr(wandb, "_logged", logged)
+    monkeypatch.setattr(wandb.Wandb, "_last_event", last_event)
+    job = tracked_job(store, tmp_path, settings, trackers=ONLINE)
+    write_secret(settings, "default", "lab", api_key=KEY)
+    report(store, job, a_step(1))
+    deliver(store, TrackerStore(store.engine), Tracked(job.id, KIND), TrackerFactory(settings)(KIND, job))
+    assert free == [wandb._TOGETHER, wandb._TOGETHER]
+
+
 def test_where_the_package_is_missing_the_job_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = a_spec(trackers=OFFLINE)
     assert not tracker_errors(spec, settings, "default")
@@ -191,7 +215,7 @@ def test_where_the_package_is_missing_the_job_is_refused(settings: Settings, mon
     assert error.field == "trackers.wandb" and error.message.startswith("wandb is not installed")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_killed_after_each_request(
     server: WandbServer, store: JobStore, database_url: str, settings: Settings, tmp_path: Path
 ) -> None:
