@@ -33,8 +33,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Compute the percentiles of two or more values."""
-        p20, _, _, p80 = statistics.quantiles(values, n=5, method="inclusive")
+        """Compute the percentiles of one or more values; one value is its own spread."""
+        p20, _, _, p80 = statistics.quantiles(values if values[1:] else values * 2, n=5, method="inclusive")
         return cls(p20, statistics.median(values), p80)
 
 
@@ -228,7 +228,7 @@ class Variant:
         family: The model's family.
         parallelism: The job's ``parallelism`` without the sizes.
         kernels: The implementation to use; ``None`` for the device's default.
-        published: Whether to run the published code's step in place of the trainer's.
+        step: Makes a step to run in place of the trainer's, as ``rank.step_of`` does.
         fp8: Whether products are in 8 bits, on devices that support it.
     """
 
@@ -236,7 +236,7 @@ class Variant:
     family: str
     parallelism: dict[str, Any] = field(default_factory=dict)
     kernels: Implementation | None = None
-    published: bool = False
+    step: Callable[..., Any] | None = None
     fp8: bool = False
 
 
@@ -244,8 +244,6 @@ VARIANTS = [
     Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
     # One product and one exchange per projection, like pairs that know nothing of each other.
     Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
-    # What BOOST's code ran at 7B: its own step instead of the trainer's, over the same tokens, a sequence at a time.
-    Variant("cola, as its 7B config", "cola", {"strategy": "btp"}, published=True),
     # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks recomputed.
     Variant("cola, btp as published", "cola", _AS_PUBLISHED),
     Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),

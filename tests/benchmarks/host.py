@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.bench.rank import LoneCommunicator, PublishedRun, draw_weights
+from boost_core.bench.rank import LoneCommunicator, draw_weights
 from boost_core.config import JobSpec
 from boost_core.parallel.communicator import CommunicationLedger
 from boost_core.train.state import TrainState
 from tests.benchmarks.figures import FIGURES, write_table
+from tests.gpu.published import PublishedRun
 from tests.numerics import host_counts
 
 CPU, LENGTH = torch.device("cpu"), 8

@@ -244,12 +244,13 @@ def counted_for(marking: Marking, part: str, method: Callable[..., Any]) -> Call
     return run
 
 
-def record(name: str, micro_batch: int, parallelism: dict[str, Any], published: bool) -> None:
+def record(name: str, micro_batch: int, parallelism: dict[str, Any], as_published: bool) -> None:
     """Do a step on the mock with marks: its capture and its update, or the operations of a published step."""
     from boost_core.bench import rank
     from boost_core.bench.results import Variant
     from boost_core.optim import zero
     from boost_core.train import step, step_graph
+    from tests.gpu import published
 
     marking, mock = Marking(), ctypes.CDLL(None)
 
@@ -261,16 +262,16 @@ def record(name: str, micro_batch: int, parallelism: dict[str, Any], published: 
 
     with ExitStack() as patches:
         for owner, method in (
-            (zero.Gradients, "begin"), (zero.Gradients, "_settle"), (rank.PublishedRun, "_accumulate"),
+            (zero.Gradients, "begin"), (zero.Gradients, "_settle"), (published.PublishedRun, "_accumulate"),
         ):  # fmt: skip
             counted = counted_for(marking, "optimizer", getattr(owner, method))
             patches.enter_context(patch.object(owner, method, counted))
-        for module in (rank, step):
+        for module in (published, step):
             patches.enter_context(patch.object(module, "record_function", phase))
         patches.enter_context(patch.object(zero, "adds_products", lambda *_: True))  # it would find out from numbers
         patches.enter_context(marked_kernels(marking))
         patches.enter_context(rank.alone(RANKS))
-        variant = Variant(name, "cola", parallelism, published=published)
+        variant = Variant(name, "cola", parallelism, step=published.published_step if as_published else None)
         shape = rank.RunShape("7b", RANKS, micro_batch, LENGTH)
         run, _, graph = rank._step(shape, variant, torch.device("cuda", 0))
         if graph is not None:

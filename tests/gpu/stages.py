@@ -41,6 +41,7 @@ from boost_core.plan.memory import rank_memory
 from boost_core.train import loop
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses
+from tests.gpu import published
 from tests.gpu.__main__ import SPOILED
 
 Figures = Iterator[tuple[str, object, str]]  # quantity, value, unit
@@ -62,6 +63,7 @@ class Setting:
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+_VARIANTS = (*VARIANTS, published.PUBLISHED)
 ONE_GPU = ("dense", "svd", "cola", "lax")  # families at 1B
 ORDER_7B = (
     "cola, btp", "cola, as its 7B config", "cola, vanilla", "dense, fullrank", "cola, btp, fp8",
@@ -96,7 +98,7 @@ def use_mock() -> None:
     zero.adds_products = lambda device, dtype: dtype in (torch.bfloat16, torch.float16)  # it would compare numbers
     step = rank.training_step
     rank.training_step = lambda *arguments: replace(step(*arguments), diverged=False)
-    rank.math = SimpleNamespace(isfinite=lambda loss: True)
+    published.math = SimpleNamespace(isfinite=lambda loss: True)
     evaluated = loop.evaluate
 
     def evaluate(*arguments: Any) -> ValidationLoss:
@@ -206,7 +208,7 @@ def fp8(setting: Setting) -> Cases:
 
 
 def _variants(setting: Setting, names: Sequence[str], sequences: Sequence[int]) -> Cases:
-    wanted = [next(each for each in VARIANTS if each.name == name) for name in names]
+    wanted = [next(each for each in _VARIANTS if each.name == name) for name in names]
     wanted = [variant for variant in wanted if not (variant.fp8 and unavailable(DEVICE))]
     return {
         f"{variant.name}, × {count}": partial(_step, setting, _shape_7b(count), variant)
@@ -231,7 +233,7 @@ def _step(setting: Setting, shape: RunShape, variant: Variant, planned: bool = F
         yield row.quantity, row.p50 * scale, unit
         if row.quantity == "step":
             yield "throughput", shape.micro_batch_size * shape.sequence_length / row.p50, "tokens/s"
-    if ON_GPU and not variant.published:
+    if ON_GPU and not variant.step:
         captured = any(row.quantity == "step, not captured" for row in rows)
         yield "captured", "yes" if captured else "no, log.txt says why", ""
 
@@ -403,7 +405,7 @@ def profile(_: Setting) -> Cases:
     """Where a rank's step goes: the 30 kernels that take most time, launched one by one."""
 
     def run(name: str, sequences: int) -> Figures:
-        shape, variant = _shape_7b(sequences), next(each for each in VARIANTS if each.name == name)
+        shape, variant = _shape_7b(sequences), next(each for each in _VARIANTS if each.name == name)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
         with rank.alone(shape.tensor_parallel_size):
             step = rank.uncaptured_step(shape, variant, DEVICE)

@@ -24,13 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import KernelInterface
 
-from boost_core.bench.rank import LoneCommunicator, PublishedRun, draw_weights
+from boost_core.bench.rank import LoneCommunicator, draw_weights
 from boost_core.config import JobSpec
 from boost_core.kernels.launch import always
 from boost_core.optim import zero
 from boost_core.parallel.communicator import CommunicationLedger
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
+from tests.gpu.published import PublishedRun
 from tests.numerics.lengths_on_device import lengths_on_device
 
 CPU, LENGTH, RANKS = torch.device("cpu"), 256, 2

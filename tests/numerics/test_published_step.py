@@ -5,12 +5,13 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.bench.rank import LoneCommunicator, PublishedRun
+from boost_core.bench.rank import LoneCommunicator
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.model.attention import Rotation
 from boost_core.model.decoder import build
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.parallel.shard import make_weights
+from tests.gpu.published import PublishedRun
 
 CPU, LENGTH = torch.device("cpu"), 12
 MODEL = ModelConfig.model_validate(
