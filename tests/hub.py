@@ -141,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.files[repository][value["path"]] = base64.b64decode(value["content"])
             if line["key"] == "lfsFile":
                 self.server.files[repository][value["path"]] = self.server.objects[value["oid"]]
+            if line["key"] == "deletedFile":
+                del self.server.files[repository][value["path"]]
         self._answer(200, {"commitUrl": f"{self.server.url}/{repository}/commit/{COMMIT}", "commitOid": COMMIT})
 
     def _answer(self, status: int, content: Any, **headers: str) -> None:

@@ -11,8 +11,9 @@ import os
 import re
 import struct
 import sysconfig
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -79,7 +80,7 @@ def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | N
 #     <folder>/index.json             the finished shards; rewritten after each pair of shards
 
 INDEX = "index.json"
-_MOST_INDEX_BYTES = 16 * 2**20  # enough for some 200,000 shards
+_MOST_INDEX_BYTES = 16 * 2**20  # enough for some 70,000 shards
 
 Part = Literal["training", "validation"]
 
@@ -91,6 +92,7 @@ class Shard(Config):
     name: str = Field(pattern=r"^\w[\w.-]*$")  # in this folder: a path out of it is impossible
     tokens: int
     text_bytes: int | None = None  # size of the documents; missing in older folders
+    sha256: str | None = None  # of the file; missing in older folders, too
 
     @field_validator("part", mode="before")
     @classmethod
@@ -134,6 +136,7 @@ class TokenIndex(Config):
     dtype: Literal["uint8", "uint16", "uint32"]
     vocabulary: int
     end_of_document: int
+    tokenizer: str | None = None  # SHA-256 of its tokenizer.json, empty for bytes; missing in older folders
     documents: int = 0
     skipped: int = 0
     shards: tuple[Shard, ...] = ()
@@ -147,7 +150,7 @@ class TokenIndex(Config):
 
 
 def read_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex:
-    """Read the index of a complete folder of tokens.
+    """Read the index of a complete folder of tokens; of an older folder, the tokenizer there is taken for its own.
 
     Args:
         folder: Its path or URL.
@@ -161,7 +164,29 @@ def read_index(folder: str, storage_options: StorageOptions | None = None) -> To
         raise ValueError(f"{folder!r} holds no tokens ({INDEX} is missing); make them with: boost data tokenize")
     if not index.complete:
         raise ValueError(f"{folder!r} is not complete; run the same boost data tokenize again to continue it")
+    if index.tokenizer is None:
+        with suppress(OSError, ValueError):  # nothing is known of it
+            filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, storage_options))
+            content = read_small(filesystem, f"{path}/tokenizer.json", MOST_TOKENIZER_BYTES)
+            return index.model_copy(update={"tokenizer": hashlib.sha256(content).hexdigest()})
     return index
+
+
+def refuse_mixed(indices: Mapping[str, TokenIndex]) -> None:
+    """Refuse folders of tokens that were made by different tokenizers, as far as is known.
+
+    Raises:
+        ValueError: They were.
+    """
+    for field_name, label in (("vocabulary", "tokens"), ("end_of_document", "end"), ("tokenizer", "SHA-256")):
+        known = {getattr(index, field_name): folder for folder, index in indices.items()}
+        known.pop(None, None)
+        if len(known) > 1:
+            (one, folder), (another, other), *_ = known.items()
+            raise ValueError(
+                f"{folder} and {other} were made by different tokenizers ({label} {one!s:.12} and {another!s:.12}); "
+                "make them with the same one"
+            )
 
 
 def index_of(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
@@ -271,7 +296,9 @@ def check_data(
         (source.kind, source.paths, source.text_field): number
         for number, (source, _) in reversed([*enumerate(data.sources)])
     }
-    trained_on, validated_on, indices = list[SourceFile](), list[SourceFile](), dict[str, TokenIndex]()
+    indices = dict[str, TokenIndex]()
+    # By source. Those that read the same lone file alike count as one, since they cut it at the same place.
+    trained_on, validated_on = defaultdict[str, set[object]](set), list[tuple[SourceFile, object]]()
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
@@ -284,13 +311,15 @@ def check_data(
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
                 if new:
                     _refuse_lopsided(split, data.validation_fraction)
-                trained_on += split.training
-                validated_on += [] if split.lone_file else split.validation
+                by = (source.kind, source.text_field) if split.lone_file else number
+                for file in split.training:
+                    trained_on[file.identity].add(by)
+                validated_on += [(file, by) for file in split.validation]
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
-    identities = {file.identity for file in trained_on}
-    if new and (both := next((file.url for file in validated_on if file.identity in identities), None)):
+    leaks = (file.url for file, by in validated_on if trained_on.get(file.identity, {by}) - {by})
+    if new and (both := next(leaks, None)):
         problem = "is validated on as part of one source and trained on as part of another; name each file in one only"
         raise UnfitData("data.mixture", f"{both} {problem}")
     for number, named in enumerate(data.validation):
@@ -299,7 +328,7 @@ def check_data(
                 _check_tokens(named, ("validation",), indices, vocab_size, sequence_length, storage_options)
                 continue
             files = list_files(named, storage_options)
-            if both := next((file.url for file in files if file.identity in identities), None):
+            if both := next((file.url for file in files if file.identity in trained_on), None):
                 raise ValueError(f"{both} is also trained on; validate on other files")
             if new:
                 refuse_misread(named, files)
@@ -328,13 +357,7 @@ def _check_tokens(
         _check_vocabulary(path, index.vocabulary, vocab_size)
         for part in parts:
             refuse_too_little(part, index.tokens(part), "tokens", sequence_length)
-        first, other = next(iter(indices.items()))
-        if (index.vocabulary, index.end_of_document) != (other.vocabulary, other.end_of_document):
-            raise ValueError(
-                f"{path} and {first} were made by different tokenizers, with {index.vocabulary} and {other.vocabulary} "
-                f"tokens and documents that end with {index.end_of_document} and {other.end_of_document}; make them "
-                "with the same one"
-            )
+    refuse_mixed(indices)
 
 
 def refuse_damaged(
@@ -551,6 +574,9 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     except StoreUnusable:  # which may pass
         raise
     except OSError as error:
+        answer = getattr(error, "response", None)
+        if pattern.startswith(HUB) and getattr(answer, "status_code", None) not in (401, 403, 404):
+            raise StoreUnusable(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
         where = f" at {error.filename!r}" if error.filename else ""
         raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
     except ValueError as error:
@@ -560,15 +586,19 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     except Exception as error:
         if not pattern.startswith(HUB):
             raise
-        raise ValueError(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
+        raise StoreUnusable(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
     return [
         SourceFile(
             filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]),
-            str(info.get("ETag") or info.get("blob_id") or info.get("mtime", "")),
-            str(info.get("identity") or filesystem.unstrip_protocol(name)),
+            stamp_of(info), str(info.get("identity") or filesystem.unstrip_protocol(name)),
         )
         for name, info in matches.items()
     ]  # fmt: skip
+
+
+def stamp_of(info: Mapping[str, Any]) -> str:
+    """What changes when a file is written: its ETag or modification time, of what a store tells of it."""
+    return str(info.get("ETag") or info.get("blob_id") or info.get("mtime", ""))
 
 
 def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list[str]:

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import os
 import random
 import re
 from collections import ChainMap
@@ -89,6 +90,12 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         session = _Session(profile=profile)
         super().__init__(config_kwargs={**(config_kwargs or {}), **own}, session=session, **options)
         self.call_seconds, self.attempts = float(call_seconds), int(attempts)  # as text from the environment
+
+    @property
+    def endpoint(self) -> str:
+        """Where the store is, as configured; empty if only the files of AWS's tools may say."""
+        given = self.endpoint_url or self.client_kwargs.get("endpoint_url")
+        return str(given or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
 
     async def _call_s3(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
         """Call S3.

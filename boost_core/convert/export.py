@@ -115,13 +115,15 @@ class Hub:
             self.repository = self._api.create_repo(repository, private=True, exist_ok=True).repo_id
 
     def push(self, folder: Path, message: str) -> str:
-        """Upload a model; return the commit's URL.
+        """Upload a model in place of one that an earlier export left there; return the commit's URL.
 
         Raises:
             HubRefused: The hub is unavailable, or does not accept it.
         """
         with self._in_words(self.repository):
-            pushed = self._api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
+            pushed = self._api.upload_folder(
+                repo_id=self.repository, folder_path=folder, commit_message=message, delete_patterns=_NOT_IN_EACH
+            )
         return str(pushed.commit_url)
 
     @contextmanager
@@ -303,6 +305,8 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAX_SHARD_SIZE = "5GB"
+# What an earlier export may have left in a repository: transformers takes a model.safetensors before any index.
+_NOT_IN_EACH = ["model.safetensors", "model-*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json", MODELING]
 _SMALL_FILES = 2**20  # bytes reserved for files other than tensors and tokenizer
 
 

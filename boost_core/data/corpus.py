@@ -25,8 +25,10 @@ from boost_core.config.data_files import (
     TokenIndex,
     list_files,
     read_index,
+    refuse_mixed,
     refuse_too_little,
     split_source,
+    stamp_of,
     validation_tail,
 )
 from boost_core.config.storage import Disk, options_at
@@ -64,8 +66,10 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
                 return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
         except FileNotFoundError as error:
             raise ValueError(f"{name} is missing on this node; name a folder that every node can read") from error
-    # Another folder of tokens at the same URL has another index.
-    digest = hashlib.sha256(f"{folder}\n{index.model_dump_json()}\n{shard.name}".encode()).hexdigest()
+    # Other tokens at the same URL have another index, with other digests of its shards; older ones have no digests.
+    written = "" if shard.sha256 else stamp_of(filesystem.info(name))
+    place = f"{getattr(filesystem, 'endpoint', '')}\n{folder}"  # tenants may have several stores
+    digest = hashlib.sha256(f"{place}\n{index.model_dump_json()}\n{shard.name}\n{written}".encode()).hexdigest()
     cache = Path(tempfile.gettempdir()) / f"boost-tokens-{os.geteuid()}"
     cache.mkdir(mode=0o700, exist_ok=True)
     status = cache.lstat()
@@ -229,8 +233,7 @@ def load_corpus(
         sources = [*(source for source, _ in data.sources), *data.validation]
         if indices is None:
             indices = {path: read_index(path) for source in sources for path in source.paths}
-        if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
-            raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make them all with the same one")
+        refuse_mixed(indices)
         mapped = tuple(
             Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
             for source, weight in data.sources

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import fsspec
 from pydantic import TypeAdapter
 
+from boost_core.config.base import counted
 from boost_core.config.data_files import INDEX, Cursor, Input, Part, Shard, SourceFile, TokenIndex, index_of, list_files
 from boost_core.config.storage import literal
 from boost_core.config.training import BYTES, OnError, SourceConfig
@@ -107,6 +108,19 @@ class TokenFolder:
         name = f"quarantine-{number:05}.jsonl"
         line = json.loads(self.read(name).partition(b"\n")[0])
         return f"{Document(line['file'], line['place'], b'', line['reason'])}; {self._path}/{name} lists them"
+
+    def refuse_skipped(self, skipped: int, on_error: OnError) -> None:
+        """Refuse to go on with what bad documents were left out of, if a bad one is to end the run.
+
+        Raises:
+            ValueError: Some were.
+        """
+        if skipped and on_error == "fail":
+            raise ValueError(
+                f"{self._path} holds the tokens of a run that left out {counted(skipped, 'bad document')}, as "
+                f"{self._path}/quarantine-*.jsonl lists; skip them again (--on-error skip, on_error: skip), or take "
+                "another folder"
+            )
 
     def quarantine(self, number: int) -> QuarantineFile:
         """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
@@ -247,9 +261,12 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
                 raise ValueError(f"all documents of {where} are bad: {folder.first_quarantined(number)}")
             raise ValueError(f"there are no documents in {where}; check the files")
         finished_shards = tuple(
-            Shard(part=part, name=shard.name, tokens=shard.tokens, text_bytes=shard.text_bytes)
+            Shard(
+                part=part, name=shard.name, tokens=shard.tokens, text_bytes=shard.text_bytes,
+                sha256=shard.digest.hexdigest(),
+            )
             for part, shard in shards.items()
-        )
+        )  # fmt: skip
         index = index.model_copy(update={"shards": (*index.shards, *finished_shards), "complete": finished})
         folder.write(_INPUTS_NAME.format(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
         folder.write(INDEX, index.model_dump_json(indent=2).encode())
@@ -281,8 +298,8 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
         "validation share": plan.validation_fraction, "shard size": plan.shard_tokens,
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps([*settings.values()]).encode()).hexdigest()
-    checksum = hashlib.sha256(plan.tokenizer_json.encode()).hexdigest()[:12]
-    settings["tokenizer"] = f"{plan.tokenizer.vocabulary} tokens, SHA-256 {checksum}" if plan.tokenizer_json else BYTES
+    checksum = hashlib.sha256(plan.tokenizer_json.encode()).hexdigest() if plan.tokenizer_json else ""
+    settings["tokenizer"] = f"{plan.tokenizer.vocabulary} tokens, SHA-256 {checksum[:12]}" if checksum else BYTES
     if index is None:
         dtype: Any = dtype_for(plan.tokenizer.vocabulary).name
         if plan.tokenizer_json:
@@ -290,7 +307,7 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
         folder.write(_SETTINGS, json.dumps(settings, indent=2).encode())
         return TokenIndex(
             dtype=dtype, vocabulary=plan.tokenizer.vocabulary, end_of_document=plan.tokenizer.end_of_document,
-            source=digest,
+            tokenizer=checksum, source=digest,
         ), []  # fmt: skip
     if index.source != digest:
         before: dict[str, Any] = json.loads(folder.read(_SETTINGS)) if folder.has(_SETTINGS) else {}
@@ -304,6 +321,7 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
             f"{plan.folder} has tokens in which token {index.end_of_document} ends documents, not "
             f"{plan.tokenizer.end_name}; give the same end_of_document as before to continue, or another folder"
         )
+    folder.refuse_skipped(index.skipped, plan.on_error)
     inputs: dict[str, Input] = {}
     for number in range(len(index.shards) // len(_PARTS)):
         for read in _INPUTS.validate_json(folder.read(_INPUTS_NAME.format(number))):

@@ -1,5 +1,6 @@
 """Tokenizers: plain bytes, or Hugging Face's tokenizers."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -246,7 +247,8 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
     """
     if not data.tokenized:
         name = name or data.tokenizer
-        return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
+        digest = "" if data.tokenizer in (None, BYTES) else None
+        return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document, digest=digest)
     # The tokenizer that made a folder's tokens is stored in the folder unless it is bytes.
     folder = data.sources[0][0].paths[0]
     if name is not None and index_of(folder) is None:  # the folder is gone, so compare with the model only
@@ -256,12 +258,13 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
     filesystem, path = fsspec.url_to_fs(name)
     if index.vocabulary == BYTE_TOKENS and not filesystem.exists(path):
         return _of_bytes()
-    return _of_file(name, model, end=index.end_of_document, vocabulary=index.vocabulary)
+    return _of_file(name, model, end=index.end_of_document, vocabulary=index.vocabulary, digest=index.tokenizer)
 
 
 def _of_file(
-    name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0
-) -> ExportedTokenizer:
+    name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0,
+    digest: str | None = None,
+) -> ExportedTokenizer:  # fmt: skip
     filesystem, path = fsspec.url_to_fs(name)
     content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     tokenizer = load_tokenizer(content, name)
@@ -271,6 +274,8 @@ def _of_file(
             f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}; "
             "give the one it was trained with"
         )
+    if digest not in (None, hashlib.sha256(content).hexdigest()):
+        raise TokenizerDiffers(f"{name} is not what made the job's tokens; give that, or leave --tokenizer out")
     if end is None:
         end = FileTokenizer(tokenizer, name, end_of_document).end_of_document
     end_name = tokenizer.id_to_token(end)

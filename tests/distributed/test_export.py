@@ -96,15 +96,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [
         # The embedding, the largest weight, is 17 MB: twice that as it is read, and as much as is written; the rest is
         # what torch and tokenizers take when they are first used.
         (),
-        pytest.param(("--dtype", "bf16", "--max-shard-size", "50MB"), marks=pytest.mark.full),
+        pytest.param(("--dtype", "bf16", "--max-shard-size", "50MB"), marks=pytest.mark.nightly),
         # Of a model of 490 MB, whose products are in fp64 before they are rounded.
-        pytest.param(("--merge",), marks=pytest.mark.full),
+        pytest.param(("--merge",), marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -112,7 +113,7 @@ def test_an_export_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: 
     assert peak_of("export", large, tmp_path / "model", *options) < 100e6
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_start_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: Path) -> None:
     assert export(large, tmp_path / "model") == 0
     manifest = CheckpointFolder(str(large)).manifest(0)
@@ -161,6 +162,7 @@ def checkpoint_with(tmp_path: Path, **changes: object) -> str:
     return folder.url
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "end"), [("bytes", 0), ("file", 1), ("tokenized", 0)])
 def test_the_tokenizer_comes_along_and_makes_the_trainers_tokens(tmp_path: Path, kind: str, end: int) -> None:
     data = data_of(tmp_path, kind)
@@ -198,6 +200,7 @@ def test_a_tokenizer_that_is_gone_is_a_warning_and_another_models_is_refused(
     assert not (tmp_path / "other").exists() and not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.full
 def test_the_card_says_what_was_trained_on_what(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, train_and_record, tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "runs"))
     known = tmp_path / "known.json"
@@ -220,6 +223,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("options", "says"), REFUSED, ids=[says for _, says in REFUSED])
 def test_bad_input_is_refused_with_a_reason(
     checkpoints: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
@@ -265,7 +269,7 @@ def test_a_checkpoint_that_is_being_removed_is_named(
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_export_to_s3_is_the_same_as_to_a_folder(checkpoints: str, tmp_path: Path) -> None:
     with s3_server(tmp_path) as server:
         url = f"s3://{BUCKET}/models/mine"
@@ -297,15 +301,18 @@ print(model.generate(**prompt, max_new_tokens=4, do_sample=False, eos_token_id=N
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_export_is_pushed_to_a_hub_and_loads_from_there(checkpoints: str, tmp_path: Path) -> None:
     with local_hub() as hub:
+        notes = {"notes.md": b"whoever else's"}
+        hub.files["team/mine"] = {"model.safetensors": b"an earlier export's", "tokenizer.json": b"{}"} | notes
         environment = hub.environment | {"HF_HOME": str(tmp_path / "cache")}
         run = pushed(checkpoints, tmp_path / "model", "--push", "team/mine", "--max-shard-size", "50KB", **environment)
         assert run.returncode == 0, run.stderr
         assert hub.private == {"team/mine"}
         local = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-        assert {name: content for name, content in hub.files["team/mine"].items() if name != ".gitattributes"} == local
+        there = {name: content for name, content in hub.files["team/mine"].items() if name != ".gitattributes"}
+        assert there == local | notes
         load = [sys.executable, "-c", FROM_THE_HUB, "team/mine"]
         loaded = subprocess.run(load, env=os.environ | environment, capture_output=True, text=True)
         assert loaded.stdout == "torch.Size([1, 7])\n", loaded.stderr

@@ -366,7 +366,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize(("seed", "arrivals"), [(4, 750), (1, 2500)])
-@pytest.mark.full
+@pytest.mark.nightly
 def test_thousands_of_arrivals(
     seed: int, arrivals: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,7 +87,7 @@ def every_layout(preset: str, kind: str, recompute: str, most: int) -> dict[Layo
     st.tuples(st.integers(1, 16), st.integers(1, 16)), st.lists(st.integers(0, 8), min_size=1, max_size=6),
 )  # fmt: skip
 @settings(max_examples=30, deadline=None)
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_best_of_those_chosen_is_the_best_there_is(
     preset: str, kind: str, recompute: str, range_of_gpus: tuple[int, int], slots: list[int]
 ) -> None:
@@ -168,7 +168,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(changes: dict[str, Any], word
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_another_process_chooses_the_same_in_time_or_says_why_not() -> None:
     assert layouts_apart(left(), 60) == choose_layouts(left())
     with pytest.raises(NothingFits) as here:

@@ -188,7 +188,7 @@ def outcomes(worlds: Sequence[World]) -> list[tuple[bool, bool]]:
     return [(refused, world.harmful()) for world, refused in asked]
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in (1, 2, 3))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in (1, 2, 3))])
 def test_what_is_let_through_harms_nowhere_and_in_no_order(part: int) -> None:
     found = outcomes([World(seed, alike=False) for seed in range(part * 2000, (part + 1) * 2000)])
     assert (False, True) not in found
@@ -197,7 +197,7 @@ def test_what_is_let_through_harms_nowhere_and_in_no_order(part: int) -> None:
     assert harmless.count(False) > 0.3 * len(harmless)  # it does not refuse out of doubt only
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_where_all_ranks_are_alike_the_test_is_exact() -> None:
     found = outcomes([World(seed, alike=True) for seed in range(2500)])
     assert len(found) > 200

@@ -244,6 +244,21 @@ def test_bad_documents_are_named_or_listed(tmp_path: Path) -> None:
     assert json.loads(listed.read_text())["place"] == "line 13"
 
 
+def test_a_file_of_which_a_stopped_run_skipped_documents_is_read_again(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", texts(40))
+    with (source / "2.jsonl").open("a") as stream:
+        stream.write("broken\n")
+
+    def interrupt(progress: BuildProgress) -> None:
+        if progress.stage == "shards":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(corpus(source, on_error="skip"), tmp_path / "out", report=interrupt)
+    with pytest.raises(ValueError, match=r"2\.jsonl, line 13: no JSON from character"):
+        make(corpus(source), tmp_path / "out")
+
+
 def test_a_full_disk_is_said_and_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in", texts(40))
     (tmp_path / "out").mkdir()

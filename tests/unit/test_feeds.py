@@ -102,7 +102,7 @@ def test_a_hundred_followers_cost_one_read_a_change(store: JobStore, job_id: str
     assert len([read for read in reads if "FROM events" in read and "events.data" in read]) <= 12
 
 
-@pytest.mark.parametrize("kept", [0, 2000, pytest.param(2**20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kept", [0, 2000, pytest.param(2**20, marks=pytest.mark.nightly)])
 def test_whoever_joins_when_and_wants_what_misses_nothing(
     store: JobStore, job_id: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

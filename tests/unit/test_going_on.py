@@ -200,6 +200,18 @@ def test_a_run_that_stopped_goes_on_skipping(tmp_path: Path, source: Path, cut_o
     assert read_index(str(tmp_path / "out")) == read_index(str(tmp_path / "at once"))
 
 
+@pytest.mark.parametrize("options", [(), ("--exact-dedup", "--workers", "1")])
+def test_what_a_run_skipped_is_not_kept_by_one_that_does_not(
+    tmp_path: Path, source: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(source / "0.jsonl", 3)
+    assert run(source, tmp_path / "out", *options, "--on-error", "skip") == 0
+    assert run(source, tmp_path / "out", *options) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"left out 1 bad document, as {tmp_path}/out/quarantine-*.jsonl lists" in said
+    assert run(source, tmp_path / "out", *options, "--on-error", "skip") == 0
+
+
 def test_a_list_of_a_round_that_did_not_end_goes(tmp_path: Path, source: Path) -> None:
     first, last = spoil(source / "3.jsonl", 17), (source / "3.jsonl").read_text()
 

@@ -124,7 +124,7 @@ def _required(names: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # three minutes: each stage is a process that imports torch
 def test_every_stage_runs_on_a_machine_with_torch_alone(tmp_path: Path, bare_python: Path) -> None:
     kit, out = tmp_path / "kit", tmp_path / "out"

@@ -8,12 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
+import fsspec
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
-from boost_core.config.data_files import read_index
+from boost_core.config.base import StoreUnusable
+from boost_core.config.data_files import check_data, read_index
+from boost_core.config.training import DataConfig
 from boost_core.data.pipeline.files import Lineage
 from tests.hub import LocalHub, local_hub
 from tests.unit.test_corpus import documents
@@ -96,6 +102,18 @@ def test_a_hub_that_is_away_is_said(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "the hub does not answer" in done.stderr
     assert "check the network and HF_ENDPOINT" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "final"), [(503, False), (429, False), (403, True)])
+def test_an_error_of_the_hub_may_pass_unless_it_is_its_answer(status: int, final: bool) -> None:
+    data = DataConfig.model_validate({"source": {"kind": "text", "paths": ["hf://datasets/org/corpus/rows"]}})
+    response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+    error = HfHubHTTPError("it says no", response=response)
+    with (
+        patch.object(fsspec, "url_to_fs", side_effect=error),
+        pytest.raises(ValueError if final else StoreUnusable, match="cannot look up"),
+    ):
+        check_data(data, 256, 8)
 
 
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_rates_are_divided_by_what_a_jobs_own_steps_take(tmp_path: Path, monkeyp
         measure_job(huge)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SIZES)
 def test_both_ranges_hold_for_real_steps(name: str, tmp_path: Path) -> None:
     job = on_one_core(tmp_path, **SIZES[name])
@@ -101,7 +101,7 @@ def test_the_nominal_range_has_what_was_measured(tmp_path: Path) -> None:
     assert "--measure" in of_cores(1).description
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_command_line_measures_and_plans(tmp_path: Path) -> None:
     boost = boost_at("http://127.0.0.1:1")  # nobody listens there
     job = job_file(tmp_path, on_one_core(tmp_path).model_dump(mode="json", exclude_defaults=True))

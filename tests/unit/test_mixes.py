@@ -97,7 +97,7 @@ def test_no_mix_that_fits_is_much_faster(spec: tuple[Any, ...]) -> None:
     "spec",
     [
         ("cola", 5, 4, 1), ("cola", 6, 1, 2), ("svd", 5, 4, 1, "1f1b", "off"),
-        pytest.param(("lax", 4, 2, 2), marks=pytest.mark.full),
+        pytest.param(("lax", 4, 2, 2), marks=pytest.mark.nightly),
     ],
     ids=str,
 )  # fmt: skip

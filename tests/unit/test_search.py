@@ -116,8 +116,8 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
             yield replayed_parts(way, layout, on).total, memory.total, of_node, share > 0 or recompute == "offload"
 
 
-@pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), pytest.param(12, 6, 4, marks=pytest.mark.full)])
-@pytest.mark.full
+@pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), pytest.param(12, 6, 4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_nothing_that_fits_is_faster_than_what_is_found(
     batch: int, gpus: int, node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +260,7 @@ def seconds_of(choices: list[Choice]) -> list[float]:
     return [choice.seconds.total for choice in choices]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(["3b", "7b"]), st.sampled_from([2, 6, 8, 16]), st.sampled_from([20e9, 40e9, 80e9, 141e9]),

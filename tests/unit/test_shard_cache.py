@@ -18,6 +18,7 @@ import pytest
 from boost_core.config.data_files import Shard, TokenIndex
 from boost_core.data import corpus
 from boost_core.data.corpus import map_shard
+from tests.unit.test_object_store import Server, reaching, send
 
 URL = "memory://tokens"
 SHARDS = tuple(Shard(part="training", name=f"training-{number:05}.bin", tokens=1000) for number in range(3))
@@ -79,6 +80,28 @@ def test_another_folder_at_the_same_url_is_not_the_cached_one(tmp_path: Path) ->
     map_shard(URL, INDEX, SHARDS[0])
     fsspec.filesystem("memory").pipe_file(f"/tokens/{SHARDS[0].name}", np.full(1000, 7, "<u2").tobytes())
     assert map_shard(URL, INDEX.model_copy(update={"source": "b"}), SHARDS[0])[0] == 7
+
+
+def test_other_content_and_another_store_are_not_the_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an older index, which does not tell shards of one size apart."""
+    stores = [Server() for _ in range(2)]
+
+    def first_token(store: Server, token: int, shard: Shard = SHARDS[0]) -> int:
+        content = np.full(1000, token, "<u2").tobytes()
+        store.answer = lambda handler: send(handler, 200, content, ETag=f'"{token}"')
+        monkeypatch.setitem(fsspec.config.conf, "s3", reaching(store) | {"skip_instance_cache": False})
+        return int(map_shard("s3://bucket/tokens", INDEX.model_copy(update={"shards": (shard,)}), shard)[0])
+
+    try:
+        assert [first_token(stores[0], 1), first_token(stores[0], 2), first_token(stores[1], 2)] == [1, 2, 2]
+        assert len(stores[1].headers) > 1  # it was asked for the content, too
+        asked, newer = len(stores[0].headers), SHARDS[0].model_copy(update={"sha256": "a"})
+        assert [first_token(stores[0], 3, newer), first_token(stores[1], 4, newer)] == [3, 4]
+        first_token(stores[0], 3, newer)
+        assert len(stores[0].headers) - asked <= 2  # for its first copy
+    finally:
+        for store in stores:
+            store.stop()
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,20 @@ def test_no_source_of_a_mixture_trains_on_what_another_validates_on(tmp_path: Pa
     check_data(DataConfig.model_validate({"mixture": [sources[0], sources[0] | {"weight": 2}]}), 256, 4)
 
 
+def test_what_a_lone_file_is_validated_on_is_not_trained_on_otherwise(tmp_path: Path) -> None:
+    write_corpus(tmp_path, files=20)
+    (tmp_path / "same").symlink_to(tmp_path / "0.txt")
+    every, lone, same = (
+        {"kind": "text", "paths": [f"{tmp_path}/{name}"], "weight": 1} for name in ("*.txt", "0.txt", "same")
+    )
+    for other in (every, lone | {"kind": "jsonl"}, lone | {"paths": [f"{tmp_path}/0.txt", f"{tmp_path}/1.txt"]}):
+        mixed = DataConfig.model_validate({"mixture": [lone, other], "validation_fraction": 0.3})
+        with pytest.raises(UnfitData, match=r"0\.txt is validated on as part of one source and trained on as part"):
+            check_data(mixed, 256, 4)
+        check_data(mixed, 256, 4, new=False)
+    check_data(DataConfig.model_validate({"mixture": [lone, same]}), 256, 4)  # it is cut at the same place
+
+
 def test_a_saved_dataset_is_what_its_state_lists(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     parts = {name: datasets.Dataset.from_dict({"text": [name] * 9}) for name in ("train", "test")}

@@ -21,6 +21,7 @@ from s3fs import S3FileSystem
 from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.data_files import (
     Shard,
+    TokenIndex,
     UnfitData,
     check_data,
     index_of,
@@ -34,7 +35,7 @@ from boost_core.data import tokenize
 from boost_core.data import tokenizers as our_tokenizers
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import documents
-from boost_core.data.tokenizers import job_tokenizer, open_tokenizer, train_bpe
+from boost_core.data.tokenizers import TokenizerDiffers, job_tokenizer, open_tokenizer, train_bpe
 from tests.unit.test_job_spec import changed
 
 TEXTS = [f"document {number}: the quick brown fox, ümläut and all\n" * (number % 5 + 1) for number in range(60)]
@@ -166,6 +167,37 @@ def test_a_learnt_tokenizer_of_another_size_is_not_passed_off(
         assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_tokens_of_different_tokenizers_of_one_size_are_told_apart(tmp_path: Path) -> None:
+    """Also of older folders, unless their tokenizers are gone."""
+    write(tmp_path / "in", "jsonl")
+    lines = "".join(json.dumps({"content": text.swapcase()}) + "\n" for text in TEXTS)
+    (tmp_path / "swapped.jsonl").write_text(lines)
+    given = ("--tokenizer", f"{tmp_path}/a/tokenizer.json", "--shuffle", "0", "--workers", "1")
+    for name, source, options in (("a", "in", ("--train-bpe", "280")), ("alike", "swapped.jsonl", given)):
+        assert run(tmp_path / source, tmp_path / name, *options) == 0
+    assert run(tmp_path / "swapped.jsonl", tmp_path / "b", "--train-bpe", "280") == 0
+
+    def mixed(*names: str) -> DataConfig:
+        return DataConfig.model_validate(
+            {"mixture": [{"kind": "tokenized", "paths": [str(tmp_path / name)], "weight": 1} for name in names]}
+        )
+
+    for _ in range(2):
+        check_data(mixed("a", "alike"), 280, 8)
+        for refuse in (lambda data: check_data(data, 280, 8), lambda data: load_corpus(data, 8)):
+            with pytest.raises(ValueError, match=r"/alike and .*/b were made by different tokenizers \(SHA-256 "):
+                refuse(mixed("a", "alike", "b"))
+        model = JobSpec.model_validate(changed(model={"vocab_size": 280})).model
+        with pytest.raises(TokenizerDiffers, match=r"/b/tokenizer\.json is not what made the job's tokens"):
+            job_tokenizer(mixed("a"), model, str(tmp_path / "b" / "tokenizer.json"))
+        assert job_tokenizer(mixed("a"), model, str(tmp_path / "alike" / "tokenizer.json")).end_name == "<|endoftext|>"
+        for index in tmp_path.glob("*/index.json"):  # as they were written before
+            older = TokenIndex.model_validate_json(index.read_bytes()).model_copy(update={"tokenizer": None})
+            index.write_text(older.model_dump_json(exclude_none=True))
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    check_data(mixed("a", "b"), 280, 8)
+
+
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: int) -> None:
     write(tmp_path / "in", "jsonl")
@@ -187,7 +219,7 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
     assert read_index(str(tmp_path / "cut")) == read_index(str(tmp_path / "whole"))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_store_that_is_away_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,7 +243,7 @@ def test_another_input_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFix
     assert "or another folder" in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     """96 MiB of text take hardly more than 12 MiB do."""
     peaks = []

@@ -48,7 +48,7 @@ def test_a_way_has_phases(changes: list[tuple[int, JobState, Reason]], expected:
     assert found == expected
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_collector_that_never_answers_holds_nobody_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracing = Tracing(f"http://127.0.0.1:{silent.getsockname()[1]}")

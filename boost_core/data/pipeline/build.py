@@ -199,12 +199,9 @@ class Build:
             dtype: Any = dtype_for(self._tokenizer.vocabulary).name
             index = TokenIndex(
                 dtype=dtype, vocabulary=self._tokenizer.vocabulary, end_of_document=self._tokenizer.end_of_document,
-                documents=finished.counts.kept, skipped=finished.counts.bad, source=self._digest,
-                shards=tuple(
-                    Shard(part=each.part, name=each.name, tokens=each.tokens, text_bytes=each.text_bytes)
-                    for each in finished.shards
-                ),
-                cursor=Cursor(file=len(finished.files)), complete=True,
+                tokenizer=self._sha256, documents=finished.counts.kept, skipped=finished.counts.bad,
+                shards=tuple(Shard.model_validate(each.model_dump(exclude={"documents"})) for each in finished.shards),
+                source=self._digest, cursor=Cursor(file=len(finished.files)), complete=True,
             )  # fmt: skip
             folder.write(INDEX, index.model_dump_json(indent=2).encode())
         else:
@@ -213,6 +210,7 @@ class Build:
                     f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give "
                     "the same as before, or another folder"
                 )
+            folder.refuse_skipped(index.skipped, self.corpus.on_error)
             finished = Lineage.model_validate_json(folder.read(LINEAGE))
             stored = {SourceFile(file.file, file.size, file.stamp) for file in finished.files}
             if different := sorted(file.url for file in stored ^ set(self._files)):
@@ -265,11 +263,13 @@ class Build:
         recorded = [number for number in tasks if RECORD.format(number) in there]
         # Empty ones are of a machine that went down while it wrote.
         for content in filter(None, folder.read_each([RECORD.format(number) for number in recorded])):
-            # What an earlier run left counts if it is of the same corpus, and the file is unchanged.
+            # What an earlier run left counts if it is of the same corpus, the file is unchanged, and nothing in it ends
+            # this run.
             record = FileRecord.model_validate_json(content)
             was, file = record.input, tasks[record.number].file
             unchanged = bool(file.stamp) and (was.file, was.size, was.stamp) == (file.url, file.size, file.stamp)
-            if record.corpus == digest and unchanged:
+            good = self.corpus.on_error == "skip" or not record.counts.bad
+            if record.corpus == digest and unchanged and good:
                 records[record.number] = record
                 del tasks[record.number]
         self._counts = Counts()
