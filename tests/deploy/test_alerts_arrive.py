@@ -14,7 +14,7 @@ import yaml
 from tests.prometheus import PROMETHEUS, alertmanager, prometheus
 from tests.service.conftest import free_port
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def test_those_that_stay_have_probes(templates: dict[str, Object]) -> None:
 
 
 # With the head's pod all gangs end, so it has to be the node that is gone, not a dashboard that is slow.
+@pytest.mark.full
 def test_rays_pods_are_ended_by_what_the_nodes_agent_says(templates: dict[str, Object]) -> None:
     of_ray = {name: template for name, template in templates.items() if name.startswith("RayCluster/")}
     assert len(of_ray) > 1
@@ -95,6 +96,7 @@ def test_secrets_are_named_and_never_said(templates: dict[str, Object]) -> None:
                 assert value == "secret:boost-database/url"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", EXAMPLES)
 def test_releases_in_a_namespace_are_strangers(given: Values) -> None:
     one, other = (render(given, release) for release in ("lab", "lab-two"))

@@ -64,6 +64,7 @@ def test_a_redis_that_would_not_do_is_refused(wrong: Values, said: str, right: V
         render(values(wrong, right))
 
 
+@pytest.mark.full
 def test_another_ray_does_not_read_what_this_one_has_kept() -> None:
     live = installed(REDIS)
     newer = values(REDIS, ray__version="9.9.9")

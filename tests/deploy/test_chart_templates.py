@@ -113,6 +113,8 @@ def test_a_replica_that_goes_drains() -> None:
     spec = pod(render(values(api__drainSeconds=9, api__terminationGracePeriodSeconds=90)), NAME)["spec"]
     assert spec["terminationGracePeriodSeconds"] == 90
     assert spec["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 9}}}
+    at_once = pod(render(values(api__drainSeconds=0)), NAME)["spec"]["containers"][0]
+    assert "lifecycle" not in at_once, "Kubernetes before 1.33 refuses to sleep for 0 seconds"
     assert spec["containers"][0]["command"] == ["boost", "serve"], "gets SIGTERM itself: no shell between"
 
 
@@ -194,6 +196,7 @@ def test_tenants_secrets_are_the_same_on_all_nodes() -> None:
     for name in (NAME, "/head", "/gpu"):
         volume = the_volume(pod(objects, name), "/etc/boost/secrets/lab/team-s3")
         assert volume["secret"]["secretName"] == "lab-team-s3"
+        assert volume["secret"]["optional"], "one that is missing must not stop the pods of all tenants"
         assert len(volume["name"]) <= 63
     assert environment(pod(objects, NAME))["BOOST_SECRETS_DIR"] == "/etc/boost/secrets"
 

@@ -31,7 +31,7 @@ from tests.service.conftest import RunningApi
 from tests.service.file_cluster import FileCluster
 from tests.service.records import a_checkpoint, a_restart, a_spec, a_start, a_step, numbered, run_to_the_end, start
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 BEFORE = "0003"
 OWNER = Owner("lab", "ann")

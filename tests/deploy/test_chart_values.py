@@ -113,6 +113,8 @@ def test_values_of_the_wrong_kind_are_refused() -> None:
         ("env", {"BOOST_AUTH": "false"}),
         ("config.checkpointRoot", "gs://bucket"),
         ("config.rankMetricsPorts", "9400"),
+        ("config.rayDashboardUrl", "http://127.0.0.1:8265/#/overview"),
+        ("config.trackingUris", ["https://mlflow.lab/?a=b"]),
         ("ray.address", "ray-head"),
         ("ray.gangScheduling.by", "yunikorn"),
         ("ray.workerGroups", [{"name": "GPU", "minReplicas": 1, "maxReplicas": 1, "cpu": "1", "memory": "1Gi"}]),
@@ -124,6 +126,16 @@ def test_values_of_the_wrong_kind_are_refused() -> None:
 )
 def test_what_could_not_work_is_refused(path: str, value: Any) -> None:
     refused(nested(path, value))
+
+
+def test_data_of_the_hub_can_be_allowed() -> None:
+    chart().validate_schema(nested("config.allowedPrefixes", ["hf://datasets/org/name"]))
+
+
+@pytest.mark.parametrize("values", ALL)
+def test_jobs_may_name_the_data_that_is_mounted(values: Values) -> None:
+    mounts = [claim["mountPath"] for claim in values.get("data", [])]
+    assert set(mounts) <= set(values.get("config", {}).get("allowedPrefixes", []))
 
 
 def test_the_schema_names_all_keys() -> None:

@@ -178,6 +178,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.full
 def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(expect):
     gpu = f'{JOB}, rank="3", gpu="GPU-0"'
     series = {

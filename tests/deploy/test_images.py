@@ -164,7 +164,7 @@ def image(folder: Path) -> Image:
     return Image(folder)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_it_has_nothing_to_train_with(image: Image) -> None:
     found = image.run(
         "python", "-c", "import importlib.metadata as m; print(*[each.name for each in m.distributions()])"
@@ -173,7 +173,7 @@ def test_it_has_nothing_to_train_with(image: Image) -> None:
     assert not TRAINERS & set(found.stdout.split())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_it_says_what_it_cannot_do(image: Image, tmp_path: Path) -> None:
     for command in (["bench", "kernels"], ["data", "tokenize", "texts", "tokens"], ["serve", "--no-auth"]):
         done = image.run("boost", *command, BOOST_HOME=str(tmp_path))
@@ -181,7 +181,7 @@ def test_it_says_what_it_cannot_do(image: Image, tmp_path: Path) -> None:
         assert "install boost-service[trainer]" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_container_schedules_on_a_cluster(image: Image, folder: Path) -> None:
     home, token, corpus = folder / "home", folder / "token", write_corpus(folder / "corpus")
     token.write_text("cd" * 32)

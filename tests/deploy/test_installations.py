@@ -115,10 +115,11 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 # The others are well, and Prometheus has none of their jobs: an alert of theirs would be about this one's.
+@pytest.mark.full
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=pytest.mark.full if path.stem == "jobs" else (), id=path.stem)
+        pytest.param(path, marks=pytest.mark.nightly if path.stem == "jobs" else (), id=path.stem)
         for path in sorted((PROMETHEUS / "tests").glob("*.yml"))
     ],
 )
@@ -213,6 +214,7 @@ def without_installation(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if name not in OWN.labels}
 
 
+@pytest.mark.full
 def test_dashboards_show_their_own_installation_alone(rules: list[Path], tmp_path: Path) -> None:
     choices = {"__rate_interval": "5m", "__interval": "1m", "__range": "1h"}
     by_itself = sorted(dashboards.queries(choices), key=lambda query: query.dashboard)

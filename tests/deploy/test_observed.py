@@ -13,7 +13,7 @@ from tests.deploy.dashboards import Query, need_of, queries
 from tests.deploy.scenario import Seen, lived_through
 from tests.prometheus import Series, promtool
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 # What queries ask for that have no data here: there is no GPU, no known peak of a CPU, no sequence over ranks, no alert
 # and no time.

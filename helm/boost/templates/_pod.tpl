@@ -72,6 +72,7 @@ imagePullSecrets:
   secret:
     secretName: {{ .existingSecret }}
     defaultMode: 0440
+    optional: true # without it only jobs that name it fail, not every pod of the installation
 {{- end }}
 {{- end -}}
 

@@ -39,7 +39,7 @@ spec:
       startupProbe:
         httpGet: &alive {path: /healthz, port: http, scheme: {{ include "boost.scheme" . | upper }}}
         periodSeconds: 2
-        failureThreshold: 60
+        failureThreshold: 900 # SQLite's tables are brought up to date first
       livenessProbe:
         httpGet: *alive
         periodSeconds: 10
@@ -49,10 +49,12 @@ spec:
         httpGet: *alive
         periodSeconds: 5
         timeoutSeconds: 5
+      {{- with .Values.api.drainSeconds }}
       lifecycle:
         preStop:
           sleep: # until nobody sends it requests any more
-            seconds: {{ .Values.api.drainSeconds }}
+            seconds: {{ . }}
+      {{- end }}
       resources: {{- toYaml .Values.api.resources | nindent 8 }}
       securityContext: {{- include "boost.containerSecurity" . | nindent 8 }}
       volumeMounts:
