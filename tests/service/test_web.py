@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from service.accounts.keys import KeyStore
 from service.jobs.model import Owner
@@ -21,7 +21,17 @@ from service.models.jobs import QueueSettings
 from service.settings import Settings
 from tests.service.browser import PHONE, Visit, color_at, drawn, visit
 from tests.service.conftest import RunningApi
-from tests.service.records import GOOD, SCORES, a_sample, a_spare, a_spec, an_evaluation, finish, run_to_the_end
+from tests.service.records import (
+    GOOD,
+    SCORES,
+    a_checkpoint,
+    a_sample,
+    a_spare,
+    a_spec,
+    an_evaluation,
+    finish,
+    run_to_the_end,
+)
 from tests.service.sample_jobs import (
     DONE,
     SLOW_RANK,
@@ -80,7 +90,7 @@ def test_the_list_shows_how_jobs_stand_and_keeps_up(
     expect(running).to_contain_text("SUCCEEDED")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_jobs_are_found_by_what_is_known_of_them(
     visitor: Visit, api: RunningApi, store: JobStore, job: SampleJob
 ) -> None:
@@ -114,6 +124,7 @@ OVERFLOWING = """() => [...document.querySelectorAll("table.jobs tbody :is(td, t
 }).map((cell) => `${cell.dataset.label}: ${cell.textContent}`)"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [800, 1024, 1280, 1600])
 def test_no_column_of_the_list_reaches_into_the_next(visitor: Visit, job: SampleJob, width: int) -> None:
     page = visitor.open()
@@ -122,7 +133,7 @@ def test_no_column_of_the_list_reaches_into_the_next(visitor: Visit, job: Sample
     assert page.evaluate(OVERFLOWING) == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_older_jobs_are_on_further_pages(visitor: Visit, store: JobStore) -> None:
     for number in range(30):
         SampleJob(store, Path("/checkpoints"), name=f"job {number}")
@@ -136,7 +147,7 @@ def test_older_jobs_are_on_further_pages(visitor: Visit, store: JobStore) -> Non
     expect(names).to_have_count(25)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_queues_and_nodes_show_what_is_used(visitor: Visit, api: RunningApi, store: JobStore, job: SampleJob) -> None:
     api.app.state.context.quotas.put_queue("default", QueueSettings(description="for everything", cpus=8))
     show_nodes(store, zone="cellar")
@@ -170,6 +181,7 @@ def test_curves_are_drawn_and_grow(visitor: Visit, job: SampleJob) -> None:
     assert drawn(page, "#loss canvas", "--curve") > 50
 
 
+@pytest.mark.full
 def test_a_change_of_values_is_marked_on_the_curves_and_told(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#loss")).to_contain_text("went on after an interruption.")
@@ -184,6 +196,7 @@ def test_a_change_of_values_is_marked_on_the_curves_and_told(visitor: Visit, job
     expect(page.locator(".story")).to_contain_text(told)
 
 
+@pytest.mark.full
 def test_validation_sets_have_curves_and_a_table(visitor: Visit, store: JobStore, tmp_path: Path) -> None:
     data = {"validation": [{"name": "books", "kind": "text", "paths": ["/books"]}]}
     made = SampleJob(store, tmp_path, data={**GOOD["data"], **data})
@@ -203,6 +216,7 @@ def test_validation_sets_have_curves_and_a_table(visitor: Visit, store: JobStore
     expect(rows.nth(1)).to_contain_text("33.1")  # its perplexity
 
 
+@pytest.mark.full
 def test_samples_are_text_of_a_step_and_come_live(visitor: Visit, job: SampleJob) -> None:
     job.report(a_sample(40, " upon a time"), a_sample(80, MARKUP, "\x1b[31m two"))
     page = visitor.open(f"/jobs/{job.id}")
@@ -221,6 +235,7 @@ def test_samples_are_text_of_a_step_and_come_live(visitor: Visit, job: SampleJob
     expect(texts).to_have_text([" and they lived"])  # the newest is followed
 
 
+@pytest.mark.full
 def test_scores_are_listed_as_they_are_recorded(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     store.add_scores(job.id, SCORES)
     page = visitor.open(f"/jobs/{job.id}")
@@ -236,13 +251,14 @@ def test_scores_are_listed_as_they_are_recorded(visitor: Visit, store: JobStore,
     expect(page.locator("#scores tbody img")).to_have_count(0)
 
 
+@pytest.mark.full
 def test_a_job_without_samples_shows_none(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#validation")).to_be_visible()
     expect(page.locator("#samples")).to_be_hidden()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_stretch_of_the_curves_is_looked_at_closely(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#loss .chart")).to_have_attribute("aria-label", loss_at(DONE))
@@ -266,7 +282,7 @@ def loss_at(step: int) -> re.Pattern[str]:
     return re.compile(rf"^Loss: [\d.]+ at step {step}$")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_slow_rank_is_hot(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#ranks .lead")).to_contain_text(f"Rank {SLOW_RANK} on node-b computes 1.89 times")
@@ -280,6 +296,7 @@ def test_a_slow_rank_is_hot(visitor: Visit, job: SampleJob) -> None:
     expect(page.locator("#ranks")).to_contain_text("× the median rank")
 
 
+@pytest.mark.full
 def test_ranks_are_drawn_as_one_picture(visitor: Visit, job: SampleJob) -> None:
     visitor.page.add_init_script("""
         const fill = CanvasRenderingContext2D.prototype.fillRect;
@@ -293,7 +310,7 @@ def test_ranks_are_drawn_as_one_picture(visitor: Visit, job: SampleJob) -> None:
     assert page.evaluate("window.cells") is None, "a gang of a thousand ranks has half a million cells"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_ranks_come_live(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#ranks .lead")).to_contain_text("1.89 times")
@@ -302,9 +319,13 @@ def test_ranks_come_live(visitor: Visit, job: SampleJob) -> None:
     expect(page.locator("#ranks .lead")).to_contain_text("All 4 ranks take about as long as each other")
 
 
+@pytest.mark.full
 def test_logs_follow_and_are_text(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
+    expect(page.get_by_role("heading", level=1)).to_have_text("tiny")
+    assert f"/v1/jobs/{job.id}/logs" not in visitor.requests  # it is out of view
     log = page.get_by_role("log")
+    log.scroll_into_view_if_needed()
     expect(log).to_contain_text("training begins")
     job.report(log_line(MARKUP, rank=1), log_line("a defect", rank=1, level="ERROR"))
     expect(log.get_by_text(MARKUP)).to_be_visible()
@@ -323,6 +344,59 @@ def test_logs_follow_and_are_text(visitor: Visit, job: SampleJob) -> None:
     expect(log).to_contain_text("while paused")
 
 
+def test_a_log_that_is_cut_off_goes_on(visitor: Visit, job: SampleJob) -> None:
+    finish(job.store, job.id)
+
+    def cut_off(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.text().partition("\n\n")[0] + "\n\n")
+
+    visitor.page.route("**/logs?*", cut_off, times=1)
+    log = visitor.open(f"/jobs/{job.id}").get_by_role("log")
+    log.scroll_into_view_if_needed()
+    expect(log.locator(".message")).to_have_text(["training begins", "this rank is late"])
+
+
+def test_a_request_without_an_answer_is_told(visitor: Visit) -> None:
+    visitor.page.route("**/v1/queues", lambda _: None)
+    script = """async () => {
+        AbortSignal.timeout = () => AbortSignal.abort(new DOMException('', 'TimeoutError'));
+        const { get } = await import('/static/api.js');
+        return get('/v1/queues').catch((problem) => [problem.passing, problem.message]);
+    }"""
+    passing, message = visitor.open().evaluate(script)
+    assert passing
+    assert "does not answer" in message
+
+
+def test_addresses_that_mean_nothing_leave_the_page_working(visitor: Visit, job: SampleJob) -> None:
+    visitor.refused = {404}
+    expect(row(visitor.open("/?state=running"), "tiny")).to_be_visible()
+    expect(visitor.open("/jobs/100%").get_by_text("there is no job '100%'")).to_be_visible()
+
+
+def test_what_was_being_typed_leaves_the_next_page_alone(visitor: Visit, job: SampleJob) -> None:
+    visitor.page.clock.install()
+    page = visitor.open()
+    page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # however slow this machine is
+    page.get_by_label("Part of a name, group, tag or note").fill("tin")
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_label("Group or sweep").fill("rates")
+    page.get_by_role("link", name="← Jobs").click()
+    page.clock.run_for(2_000)
+    assert page.url.removeprefix(visitor.url) == "/"
+
+
+def test_the_list_of_checkpoints_is_read_once_for_all_old_ones(visitor: Visit, job: SampleJob) -> None:
+    job.report(*(a_checkpoint(step) for step in range(1, 51)))
+    finish(job.store, job.id)
+    page = visitor.open(f"/jobs/{job.id}")
+    page.get_by_text("What happened").click()
+    expect(page.locator(".story")).to_contain_text("step 50")
+    page.wait_for_load_state("networkidle")
+    assert visitor.requests.count(f"/v1/jobs/{job.id}/checkpoints") < 10
+
+
 def test_what_others_wrote_is_never_markup(visitor: Visit, api: RunningApi, store: JobStore, job: SampleJob) -> None:
     api.app.state.context.quotas.put_queue("default", QueueSettings(description=MARKUP))
     show_nodes(store, **{"ray.io/node-name": MARKUP})
@@ -337,6 +411,7 @@ def test_what_others_wrote_is_never_markup(visitor: Visit, api: RunningApi, stor
     assert page.title() != "1"
 
 
+@pytest.mark.full
 def test_the_timeline_tells_shapes_and_restarts(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     bar = page.locator(".timeline-bar > span")
@@ -357,7 +432,7 @@ def test_the_timeline_tells_shapes_and_restarts(visitor: Visit, job: SampleJob) 
     expect(page.locator(".job-head .badge")).to_have_text("PAUSED")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_job_leads_to_the_ray_dashboard(
     browser: Browser, store: JobStore, database_url: str, tmp_path: Path
 ) -> None:
@@ -376,7 +451,7 @@ def test_the_job_leads_to_the_ray_dashboard(
     running.stop()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_head_tells_of_a_spare_copy(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     fact = page.locator(".job-head .facts div", has_text="Spare copy").locator("dd")
@@ -385,7 +460,7 @@ def test_the_head_tells_of_a_spare_copy(visitor: Visit, job: SampleJob) -> None:
     expect(fact).to_have_text("step 8 on node-z")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_goodput_is_told_by_kind(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     legend = page.locator("#goodput .legend li")
@@ -425,7 +500,7 @@ def press(page: Page, label: str) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_clone_is_made_with_changes(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {422}
     page = visitor.open(f"/jobs/{job.id}")
@@ -444,7 +519,7 @@ def test_a_clone_is_made_with_changes(visitor: Visit, job: SampleJob) -> None:
     assert clone.spec.checkpoint.origin is None
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_clone_starts_from_a_checkpoint_as_its_user_says(visitor: Visit, job: SampleJob) -> None:
     job.save(40)
     visitor.refused = {422}
@@ -528,7 +603,7 @@ def test_all_jobs_that_the_filters_leave_are_cancelled(visitor: Visit, store: Jo
     assert store.get(other.id).state is JobState.QUEUED
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_that_is_not_there(visitor: Visit) -> None:
     visitor.refused = {404}
     page = visitor.open("/jobs/job-00000000000000000000000000")
@@ -537,7 +612,7 @@ def test_a_job_that_is_not_there(visitor: Visit) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_checkpoints_are_pinned_and_deleted(visitor: Visit, job: SampleJob) -> None:
     job.save(40, 80)
     visitor.refused = {409}
@@ -567,7 +642,7 @@ def test_checkpoints_are_pinned_and_deleted(visitor: Visit, job: SampleJob) -> N
     expect(rows).to_have_count(1)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: SampleJob) -> None:
     plan = httpx.post(f"{api.url}/v1/plans", json=job.record.spec.model_dump(mode="json")).json()
     page = visitor.open(f"/jobs/{job.id}")
@@ -581,10 +656,11 @@ def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: Sample
     expect(page.locator("#spec pre")).to_contain_text('"tensor_parallel_size": 2')
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_page_finds_the_service_again(visitor: Visit, api: RunningApi, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     messages = page.get_by_role("log").locator(".message")
+    page.get_by_role("log").scroll_into_view_if_needed()
     expect(messages).to_have_count(2)
     api.stop()
     expect(page.get_by_role("status").filter(has_text="No connection")).to_be_visible()
@@ -595,9 +671,10 @@ def test_the_page_finds_the_service_again(visitor: Visit, api: RunningApi, job: 
     expect(page.locator("#loss .chart")).to_have_attribute("aria-label", loss_at(DONE + 1))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_tab_that_nobody_sees_does_nothing(visitor: Visit, job: SampleJob) -> None:
     visitor.page.clock.install()
+    visitor.page.set_viewport_size({"width": 1280, "height": 6000})  # the log is in view, whatever comes above it
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.get_by_role("log")).to_contain_text("training begins")
     hide = """hidden => {
@@ -627,7 +704,7 @@ def test_a_tab_that_nobody_sees_does_nothing(visitor: Visit, job: SampleJob) -> 
     expect(page.get_by_role("log").locator(".message")).to_have_count(3)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize(("path", "scheme"), [("/", "light"), ("/", "dark"), ("job", "light"), ("job", "dark")])
 def test_a_phone_shows_all_without_scrolling_sideways(
     browser: Browser, api: RunningApi, store: JobStore, job: SampleJob, path: str, scheme: str
@@ -670,11 +747,49 @@ def test_people_sign_in_with_a_key(browser: Browser, guarded: RunningApi, store:
         page.locator(".job-link").click()
         expect(page.get_by_role("button", name="Cancel")).to_be_disabled()  # the key may only read
         assert "boost_" not in page.evaluate("document.cookie + JSON.stringify([localStorage, sessionStorage])")
+        other = page.context.new_page()
+        other.goto(f"{guarded.url}/new")
+        expect(other.locator("#identity")).to_contain_text("ada · birds")
+        other.evaluate("sessionStorage.setItem('draft of a job', '{}')")
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("API key")).to_be_visible()
+        expect(other.get_by_label("API key")).to_be_visible()
+        assert other.evaluate("sessionStorage.length") == 0
+        other.get_by_label("API key").fill(reader.key)
+        other.get_by_role("button", name="Sign in").click()
+        expect(page.locator("#identity")).to_contain_text("ada · birds")
 
 
-@pytest.mark.full
+@pytest.mark.parametrize("scope", [Scope.READ, Scope.ADMIN])
+def test_what_belongs_together_is_of_one_tenant(
+    browser: Browser, guarded: RunningApi, store: JobStore, scope: Scope
+) -> None:
+    own, others = (
+        store.create(a_spec(name=tenant, group="rates"), guarded.settings.checkpoint_root, Owner(tenant, "ada"))
+        for tenant in ("birds", "fish")
+    )
+    shown = own if scope is Scope.READ else others
+    key = KeyStore(store.engine).create("ada", "birds", [scope]).key
+    with visit(browser, guarded.url) as visiting:
+        visiting.refused = {401, 404}
+        page = visiting.open(f"/jobs/{shown.id}")
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("link", name="Compare the group").click()
+        expect(page.locator(".compared tbody th")).to_have_text([shown.tenant])
+        page.go_back()
+        page.get_by_role("link", name="rates", exact=True).click()
+        expect(page.locator(".job-link")).to_have_text([shown.tenant])
+        expect(page.locator("#queues")).to_contain_text("2 queued")
+        expect(page.get_by_role("button", name="Queued")).to_have_text("queued")  # and not how many all tenants have
+        if scope is Scope.ADMIN:
+            assert "/v1/sweeps/rates" not in visiting.requests  # it would be the operator's own
+            page.get_by_role("button", name="tenant fish").click()
+            expect(page.locator(".job-link")).to_have_text(["fish", "birds"])
+            expect(page.get_by_role("button", name="Queued")).to_have_text("queued2")
+
+
+@pytest.mark.nightly
 def test_files_come_as_what_they_are(api: RunningApi) -> None:
     with httpx.Client(base_url=api.url) as http:
         page = http.get("/")

@@ -275,7 +275,7 @@ def test_what_does_not_fit_a_job_is_not_offered(visitor: Visit, store: JobStore,
     expect(buttons).to_have_text(["Export"], timeout=PATIENCE_MS)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_curves_of_jobs_that_train_grow(visitor: Visit, runs: list[str], job: SampleJob) -> None:
     job.train()
     page = visitor.open(f"/compare#job={runs[0]}&job={job.id}")
@@ -305,7 +305,7 @@ def test_the_curve_of_a_job_that_is_retried_goes_on(visitor: Visit, store: JobSt
         page.clock.run_for(12_000)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_200_jobs_of_10000_steps_stay_smooth(browser: Browser) -> None:
     with serving(200, 10_000) as api, visit(browser, api.url, viewport={"width": 1440, "height": 900}) as visiting:
         visiting.refused = {404}

@@ -6,18 +6,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from boost_core.config import JobSpec, load_job
+from boost_core.config import JobSpec, ModelConfig, OptimizerConfig, load_job
 from boost_core.config.base import read_yaml
+from boost_core.config.model import PRESETS
 from service.accounts.keys import KeyStore
+from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
 from service.models.access import Scope
 from service.models.jobs import QueueSettings
 from tests.service.browser import PHONE, Visit, visit
 from tests.service.conftest import RunningApi
+from tests.service.records import a_spec
 from tests.service.sample_jobs import SampleJob
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +116,7 @@ def test_a_job_is_written_mended_planned_and_submitted_once(visitor: Visit, api:
     expect(page.get_by_role("button", name="cola-tiny")).to_be_visible()  # the draft is gone
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_draft_outlives_the_page_and_is_not_overwritten_unasked(visitor: Visit, store: JobStore) -> None:
     page = visitor.open("/new")
     write(page, GOOD)
@@ -134,7 +138,7 @@ def test_a_draft_outlives_the_page_and_is_not_overwritten_unasked(visitor: Visit
     assert job.spec == load_job(ROOT / "examples/elastic-cola.yaml")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_schema_checks_at_once_and_the_service_one_text_at_a_time(visitor: Visit) -> None:
     page = visitor.open("/new")
     held: list[Route] = []
@@ -175,9 +179,10 @@ def test_what_is_written_is_never_markup(visitor: Visit) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param("away", marks=pytest.mark.full), "limited", pytest.param("unknown", marks=pytest.mark.full)]
+    "what",
+    [pytest.param("away", marks=pytest.mark.nightly), "limited", pytest.param("unknown", marks=pytest.mark.nightly)],
 )
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_text_is_kept_when_it_cannot_be_submitted(
     browser: Browser, guarded: RunningApi, store: JobStore, what: str
 ) -> None:
@@ -222,7 +227,7 @@ def sign_in(page: Page, key: str) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("New job")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_key_that_may_only_read_sees_why(browser: Browser, guarded: RunningApi, store: JobStore) -> None:
     with visit(browser, guarded.url) as visiting:
         visiting.refused = {401}
@@ -236,7 +241,7 @@ def test_a_key_that_may_only_read_sees_why(browser: Browser, guarded: RunningApi
         expect(status(page)).to_have_text("Checked.")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_is_made_from_another(visitor: Visit, store: JobStore, tmp_path: Path) -> None:
     job = SampleJob(store, tmp_path / "checkpoints")
     page = visitor.open(f"/jobs/{job.id}")
@@ -252,7 +257,34 @@ def test_a_job_is_made_from_another(visitor: Visit, store: JobStore, tmp_path: P
     assert made.spec == job.record.spec
 
 
-@pytest.mark.full
+def test_the_text_of_a_job_is_what_a_clone_of_it_has(visitor: Visit, store: JobStore) -> None:
+    changes: dict[str, Any] = {
+        "name": "rates-0001", "group": "rates", "tags": ["trial-0001", "kept"],
+        "model": {"preset": "tiny", "family": "svd", "gate_activation": None},
+        "optimizer": {"kind": "loro", "learning_rate": 0.003, "weight_decay": 0.01, "clip_norm": 0.5},
+        "training": {"tokens": 400_000, "sequence_length": 64, "global_batch_size": 32},
+        "elasticity": {"layouts": "auto", "gpus": {"min": 1, "max": 2}, "resolved": [[2, 1, 1]]},
+    }  # fmt: skip
+    job = SampleJob(store, Path("/c"), **changes)
+    job.start()
+    for rate in (0.005, 0.007):
+        store.patch(job.id, JobPatch.model_validate({"optimizer": {"learning_rate": rate}}))
+        (steer,) = job.record.steers
+        if rate == 0.005:
+            job.report(steer.made(job.record.spec, 1)[1])
+    script = """async id => {
+        const [{ Schema }, { textOf }] = await Promise.all(
+            ['schema', 'origin'].map(name => import(`/static/newjob/${name}.js`)));
+        return textOf(id, new Schema(await (await fetch('/openapi.json')).json()));
+    }"""
+    text = visitor.open().evaluate(script, job.id)
+    clone = httpx.post(f"{visitor.url}/v1/jobs/{job.id}/clone", json={}).json()["spec"]
+    made = JobSpec.model_validate(read_yaml(text))
+    assert made.with_layouts(None) == JobSpec.model_validate(clone).with_layouts(None)
+    assert (made.optimizer.learning_rate, made.elasticity and made.elasticity.resolved) == (0.007, None)
+
+
+@pytest.mark.nightly
 def test_a_text_that_is_too_large_is_not_sent(visitor: Visit) -> None:
     page = visitor.open("/new")
     write(page, GOOD + "# " + "a" * 2**20)
@@ -262,7 +294,7 @@ def test_a_text_that_is_too_large_is_not_sent(visitor: Visit) -> None:
     assert not {"/v1/jobs", "/v1/plans", "/v1/jobs/dry-run"} & set(visitor.requests)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, api: RunningApi) -> None:
     with visit(browser, api.url, viewport=PHONE, color_scheme="dark", has_touch=True) as visiting:
         page = visiting.open("/new")
@@ -302,6 +334,14 @@ def test_yaml_is_read_as_the_service_reads_it(visitor: Visit) -> None:
 
 def test_the_schema_takes_what_the_service_takes_and_knows_its_defaults(visitor: Visit) -> None:
     jobs = [load_job(path) for path in EXAMPLES]
+    for section, config, others in (  # what is a default by itself is none beside a preset, or with another optimizer
+        ("model", ModelConfig, [{"preset": name, "family": "svd"} for name in PRESETS]),
+        ("optimizer", OptimizerConfig, [{"kind": kind} for kind in ("loro", "muon")]),
+    ):
+        plain = {name: field.default for name, field in config.model_fields.items() if not field.is_required()}
+        plain.pop("rank", None)
+        svd = {"preset": "tiny", "family": "svd"}
+        jobs += [a_spec(**{"parallelism": {}, "model": svd, section: plain | other}) for other in others]
     script = """async jobs => {
         const { Schema } = await import('/static/newjob/schema.js');
         const schema = new Schema(await (await fetch('/openapi.json')).json());

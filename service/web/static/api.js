@@ -1,5 +1,7 @@
 // Requests to the API. What it refuses is thrown as a Problem.
 
+const PATIENCE_MS = 120_000; // some answers take a minute
+
 /** What went wrong, as the API says it (RFC 9457), or that it cannot be reached (status 0). */
 export class Problem extends Error {
   constructor(status, body = {}, retryAfter = null) {
@@ -40,10 +42,16 @@ export async function send(method, path, { query, body, headers = {}, signal } =
   return answer;
 }
 
-/** A request with its answer as data; null where there is none. */
-export async function call(method, path, options) {
-  const answer = await send(method, path, options);
-  return answer.status === 204 ? null : answer.json();
+/** A request with its answer as data; null where there is none. One that takes too long is given up. */
+export async function call(method, path, { signal, ...options } = {}) {
+  const limit = AbortSignal.timeout(PATIENCE_MS);
+  try {
+    const answer = await send(method, path, { ...options, signal: signal ? AbortSignal.any([signal, limit]) : limit });
+    return answer.status === 204 ? null : await answer.json();
+  } catch (failure) {
+    if (failure.name !== "TimeoutError") throw failure;
+    throw new Problem(0, { detail: "The service does not answer, or this browser has too many connections to it." });
+  }
 }
 
 /** Read a resource. */

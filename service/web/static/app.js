@@ -20,9 +20,18 @@ function show() {
   const job = /^\/jobs\/([^/]+)$/.exec(location.pathname);
   if (location.pathname === "/new") stop = showNewJob(main, open);
   else if (location.pathname === "/sweeps") stop = showSweeps(main);
-  else if (sweep) stop = showSweep(main, decodeURIComponent(sweep[1]));
+  else if (sweep) stop = showSweep(main, decoded(sweep[1]));
   else if (location.pathname === "/compare") stop = showCompare(main);
-  else stop = job ? showJob(main, decodeURIComponent(job[1]), open) : showJobs(main);
+  else stop = job ? showJob(main, decoded(job[1]), open) : showJobs(main);
+}
+
+/** A part of an address as text. One that is no text, such as 100%, is taken as it is: nothing is found by that name. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function open(address) {

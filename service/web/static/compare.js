@@ -9,6 +9,7 @@ import { importanceCard, spaceCards } from "./compare/space.js";
 import { addressOf, readView, selection } from "./compare/view.js";
 import { h, link, setText } from "./dom.js";
 import { every } from "./live.js";
+import { operatorsTenant } from "./signin.js";
 
 const SECONDS = 5;
 const ENDED_MS = 15_000; // between two reads once all jobs have ended: some may be retried, or join the group
@@ -77,7 +78,7 @@ export function showCompare(main) {
     const ended = comparison.jobs.length && comparison.jobs.every((job) => FINISHED.has(job.state));
     if (ended && performance.now() < readAt + ENDED_MS) return;
     const which = selection(view);
-    const { metric, axis, low, high, group } = view;
+    const { metric, axis, low, high, group, tenant } = view;
     const found = which ? await get("/v1/jobs/compare", which, stopped.signal) : { jobs: [], fields: [] };
     if (!current()) return;
     const same = JSON.stringify(found) === JSON.stringify(comparison);
@@ -106,12 +107,13 @@ export function showCompare(main) {
       if (anew || begin + AT_ONCE >= jobs.length) curves.update(found.jobs, known); // others are replaced at once
     }
     if (!jobs.length && !same) curves.update(found.jobs, known);
-    await readImportance(group, current);
+    await readImportance(group, tenant, current);
     if (current()) readAt = performance.now();
   }
 
-  async function readImportance(group, current) {
-    if (noSweeps.has(group)) return importance.update(null);
+  async function readImportance(group, tenant, current) {
+    const own = operatorsTenant() ?? tenant; // whose sweeps the API shows: another's may have the same name
+    if (noSweeps.has(group) || tenant !== own) return importance.update(null);
     try {
       const sweep = await get(`/v1/sweeps/${encodeURIComponent(group)}`, {}, stopped.signal);
       if (current()) importance.update(sweep);
@@ -126,6 +128,7 @@ export function showCompare(main) {
     clearTimeout(writing);
     stopped.abort();
     reading.stop();
+    chooser.stop();
     curves.stop();
     space.stop();
   };

@@ -1,14 +1,15 @@
-// Which jobs the list shows: by state, queue, group, tags and words in how they are described. The address keeps it.
+// Which jobs the list shows: by state, queue, tenant, group, tags and words in what describes them. The address keeps it.
 
 import { STATES } from "./badge.js";
 import { h, setText } from "./dom.js";
+import { operatorsTenant, seesAll } from "./signin.js";
 
 const TYPING_MS = 300;
 
-/** The filters' controls. `changed` is called when another list is wanted; `query` says which. */
+/** The filters' controls. `changed` is called when another list is wanted; `query` says which; `stop` ends them. */
 export function jobFilters(changed) {
   const chosen = new URLSearchParams(location.search);
-  const states = new Set(chosen.getAll("state"));
+  const states = new Set(chosen.getAll("state").filter((state) => STATES.includes(state)));
   const counts = new Map(STATES.map((state) => [state, h("span", { class: "count" })]));
   const chips = STATES.map((state) =>
     h(
@@ -32,7 +33,8 @@ export function jobFilters(changed) {
   });
   let group = chosen.get("group") ?? "";
   let tags = chosen.getAll("tag");
-  const labels = h("div", { class: "chips", role: "group", "aria-label": "Group and tags" });
+  let tenant = (operatorsTenant() && chosen.get("tenant")) ?? "";
+  const labels = h("div", { class: "chips", role: "group", "aria-label": "Tenant, group and tags" });
   const queue = h("select", { "aria-label": "Queue" }, h("option", { value: "" }, "All queues"));
   let wantedQueue = chosen.get("queue") ?? "";
   let typing = null;
@@ -52,11 +54,13 @@ export function jobFilters(changed) {
     told();
   }
 
-  /** The group and tags that links have led to, each to be let go of by a click. */
+  /** The tenant, group and tags that links have led to, each to be let go of by a click. */
   function showLabels() {
-    const chosenOnes = [...(group ? [[`group ${group}`, () => (group = "")]] : [])].concat(
-      tags.map((tag) => [`tag ${tag}`, () => (tags = tags.filter((other) => other !== tag))]),
-    );
+    const chosenOnes = [
+      ...(tenant ? [[`tenant ${tenant}`, () => (tenant = "")]] : []),
+      ...(group ? [[`group ${group}`, () => (group = "")]] : []),
+      ...tags.map((tag) => [`tag ${tag}`, () => (tags = tags.filter((other) => other !== tag))]),
+    ];
     labels.replaceChildren(
       ...chosenOnes.map(([text, leave]) =>
         h(
@@ -79,10 +83,10 @@ export function jobFilters(changed) {
   }
 
   function query() {
-    return { state: [...states], queue: wantedQueue, group, tag: tags, search: search.value.trim() };
+    return { state: [...states], queue: wantedQueue, tenant, group, tag: tags, search: search.value.trim() };
   }
 
-  /** Show the queues that there are, and how many jobs are in each state. */
+  /** Show the queues that there are, and how many jobs are in each state, which is known of all tenants' together. */
   function update(queues) {
     const names = [...new Set([...queues.map((one) => one.name), wantedQueue].filter(Boolean))];
     if (
@@ -96,7 +100,7 @@ export function jobFilters(changed) {
     queue.value = wantedQueue;
     for (const [state, place] of counts) {
       const count = queues.reduce((sum, one) => sum + (one.jobs[state] ?? 0), 0);
-      setText(place, count ? String(count) : "");
+      setText(place, count && seesAll() && !tenant ? String(count) : "");
     }
   }
 
@@ -108,5 +112,5 @@ export function jobFilters(changed) {
     h("div", { class: "fields" }, queue, search),
   );
   showLabels();
-  return { element, query, update };
+  return { element, query, update, stop: () => clearTimeout(typing) };
 }

@@ -23,6 +23,7 @@ import { validationCard } from "./validation.js";
 
 const RECORD_SECONDS = 5;
 const DRAW_SECONDS = 1;
+const LIST_SECONDS = 1;
 
 /** Show the page; returns what ends it. `open` shows another page. */
 export function showJob(main, id, open) {
@@ -74,6 +75,8 @@ export function showJob(main, id, open) {
       ),
     );
 
+    let saved = 0;
+    let listed = null; // with which number of checkpoints saved the list has been read
     let changed = true;
     function take(record) {
       const again = FINISHED.has(job.state) && !FINISHED.has(record.state);
@@ -111,8 +114,7 @@ export function showJob(main, id, open) {
         if (event.kind === "sample") parts.samples.take(event.data);
         if (event.kind === "evaluation") job = { ...job, evaluation: event.data };
         if (["state", "restart", "shape", "steered"].includes(event.kind)) records.now();
-        // A list that cannot be read now is read with the next one.
-        if (event.kind === "checkpoint") parts.checkpoints.read(stopped.signal).catch(() => {});
+        if (event.kind === "checkpoint") saved += 1;
       },
       read() {
         changed = true;
@@ -122,11 +124,18 @@ export function showJob(main, id, open) {
     const reading = watching.reading;
     const records = every(RECORD_SECONDS, async () => take(await get(jobPath(id), {}, stopped.signal)));
     const drawing = every(DRAW_SECONDS, async () => draw());
+    // Old checkpoints' events come all at once, for which the list is read once or twice.
+    const lists = every(LIST_SECONDS, async () => {
+      const now = saved;
+      if (now === listed) return;
+      await parts.checkpoints.read(stopped.signal);
+      listed = now;
+    });
     const once = every(RECORD_SECONDS, async () => {
-      await Promise.all([parts.plan.read(job), parts.checkpoints.read(stopped.signal)]);
+      await parts.plan.read(job);
       once.stop();
     });
-    stops.push(watching.stop, records.stop, drawing.stop, once.stop);
+    stops.push(watching.stop, records.stop, drawing.stop, lists.stop, once.stop);
   }
 }
 

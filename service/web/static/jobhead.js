@@ -6,6 +6,7 @@ import { addressOfJobs } from "./compare/view.js";
 import { h, link, setText } from "./dom.js";
 import { ago, duration, layout, loss, moment, node, percent, seconds, short, UNKNOWN, whole } from "./format.js";
 import { progressBar, stepsDone } from "./jobrow.js";
+import { operatorsTenant } from "./signin.js";
 
 // Label and text of each fact; a job without it shows a dash.
 const FACTS = [
@@ -80,6 +81,7 @@ export function jobHead(changed, open, dashboard) {
     why.classList.toggle("failed", job.state === "FAILED");
     const known = [job.id, job.tenant, `queue ${job.queue}`, `priority ${job.spec.priority}`].join(" · ");
     const actor = dashboard && job.shape?.supervisor;
+    const tenant = operatorsTenant() ? job.tenant : "";
     const labels = [...(job.spec.group ? [["group", job.spec.group]] : []), ...job.spec.tags.map((tag) => ["tag", tag])];
     setText(notes, job.spec.notes);
     notes.hidden = !job.spec.notes;
@@ -93,9 +95,9 @@ export function jobHead(changed, open, dashboard) {
           : []),
         ...labels.flatMap(([kind, label]) => [
           ` · ${kind} `,
-          link(`/?${kind}=${encodeURIComponent(label)}`, { title: `All jobs of this ${kind}` }, label),
+          link(`/?${new URLSearchParams({ [kind]: label, ...(tenant && { tenant }) })}`, { title: `All jobs of this ${kind}` }, label),
         ]),
-        ...(job.spec.group ? [" · ", link(addressOfJobs({ group: job.spec.group }), {}, "Compare the group")] : []),
+        ...(job.spec.group ? [" · ", link(addressOfJobs({ group: job.spec.group, tenant }), {}, "Compare the group")] : []),
         ...(actor
           ? [" · ", h("a", { href: `${dashboard}/#/actors/${encodeURIComponent(actor)}` }, "Ray dashboard")]
           : []),

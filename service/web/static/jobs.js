@@ -163,6 +163,7 @@ export function showJobs(main) {
   return () => {
     list.stop();
     around.stop();
+    filters.stop();
     histories.stop();
   };
 }

@@ -65,7 +65,8 @@ export function logCard(id, finished) {
     stop = follow(
       jobPath(id, "logs"),
       { rank: rank.value, level: LEVELS[level.value], since, follow: true },
-      { event: take, ended: () => !finished() },
+      // Only while it is in view: a browser has six connections for all its tabs.
+      { event: take, ended: () => !finished(), place: element },
     );
   }
 

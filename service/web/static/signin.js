@@ -7,11 +7,29 @@ import { notify } from "./notices.js";
 
 const NOBODY = "anonymous"; // by this name goes everybody while authentication is off
 
+const OUT = "signed out";
+const tabs = new BroadcastChannel("session"); // what is signed in is the browser, with all its tabs
+
 let identity = null;
+
+tabs.addEventListener("message", ({ data }) => {
+  if (data === OUT) sessionStorage.clear();
+  location.reload();
+});
 
 /** Whether who is signed in may change jobs; also true while that is not known, the API has the last word. */
 export function mayChange() {
   return !identity || identity.scopes.includes("submit") || identity.scopes.includes("admin");
+}
+
+/** Whether who is signed in is known to see all tenants' jobs. */
+export function seesAll() {
+  return Boolean(identity?.scopes.includes("admin"));
+}
+
+/** The tenant of a key that sees all tenants' jobs, for which links and filters have to name one; null for others. */
+export function operatorsTenant() {
+  return seesAll() && identity.name !== NOBODY ? identity.tenant : null;
 }
 
 /** Ask who is signed in and show it in the page's head. */
@@ -57,6 +75,7 @@ export function showSignIn(main, done) {
     submit.disabled = true;
     try {
       await call("POST", "/session", { body: { key: input.value.trim() } });
+      tabs.postMessage("signed in");
       done();
     } catch (problem) {
       refusal.textContent = problem.message;
@@ -71,6 +90,7 @@ async function signOut() {
   try {
     await call("DELETE", "/session");
     sessionStorage.clear(); // it has drafts, which are not for whoever signs in next
+    tabs.postMessage(OUT);
     location.assign("/");
   } catch (problem) {
     notify(problem);

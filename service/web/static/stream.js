@@ -5,28 +5,35 @@ import { pauseAfter } from "./live.js";
 import { connection } from "./notices.js";
 
 /**
- * Follow a stream while the tab is visible; after a lost connection it goes on where it was.
+ * Follow a stream while the tab and `place`, an element if it is given, are in view; then it goes on where it was, as
+ * after a lost connection.
  *
  * `event` takes each event's data; `ended` is called when the service has ended the stream and says
  * whether to ask again. Returns a function that stops.
  */
-export function follow(path, query, { event, ended = () => false }) {
+export function follow(path, query, { event, ended = () => false, place = null }) {
   let lastId = null;
   let controller = null;
   let timer = null;
   let failures = 0;
   let over = false;
+  let inView = !place;
+  const looking = new IntersectionObserver((entries) => {
+    inView = entries.at(-1).isIntersecting;
+    pauseOrGoOn();
+  });
 
   async function run() {
     clearTimeout(timer);
-    if (over || controller || document.hidden) return;
+    if (over || controller || document.hidden || !inView) return;
     const mine = (controller = new AbortController());
     let pause = null;
     try {
-      await read(mine.signal);
+      const brought = await read(mine.signal);
       failures = 0;
-      over = !ended();
-      pause = over ? null : 1;
+      // A service that stops ends its streams, too: they are at their end when there is nothing more.
+      over = !brought && !ended();
+      pause = over ? null : brought ? 0 : 1;
     } catch (problem) {
       if (mine.signal.aborted) return;
       failures += 1;
@@ -37,31 +44,36 @@ export function follow(path, query, { event, ended = () => false }) {
     if (pause !== null) timer = setTimeout(run, pause * 1000);
   }
 
+  /** Read on; says whether any event has come. */
   async function read(signal) {
+    const before = lastId;
     const headers = { Accept: "text/event-stream", ...(lastId !== null && { "Last-Event-ID": lastId }) };
     const answer = await send("GET", path, { query, headers, signal });
     connection(null);
     failures = 0;
     for await (const message of messages(answer.body)) {
-      if (signal.aborted) return;
+      signal.throwIfAborted();
       lastId = message.id ?? lastId;
       if (message.data !== "") event(JSON.parse(message.data));
     }
+    return lastId !== before;
   }
 
   function pauseOrGoOn() {
-    if (!document.hidden) return run();
+    if (!document.hidden && inView) return run();
     clearTimeout(timer);
     controller?.abort();
     controller = null;
   }
 
   document.addEventListener("visibilitychange", pauseOrGoOn);
+  if (place) looking.observe(place);
   run();
   return () => {
     over = true;
     clearTimeout(timer);
     controller?.abort();
+    looking.disconnect();
     document.removeEventListener("visibilitychange", pauseOrGoOn);
   };
 }

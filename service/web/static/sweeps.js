@@ -1,9 +1,11 @@
 // The pages of sweeps: all of them, and the trials of one, with links to their jobs.
 
 import { get } from "./api.js";
+import { addressOfJobs } from "./compare/view.js";
 import { h, link, setText } from "./dom.js";
 import { ago, loss, words } from "./format.js";
 import { every } from "./live.js";
+import { operatorsTenant } from "./signin.js";
 
 const SECONDS = 5;
 
@@ -25,7 +27,7 @@ export function showSweep(main, name) {
     const [sweep, { trials }] = await Promise.all([get(path), get(`${path}/trials`)]);
     const fields = Object.keys(sweep.spec.space);
     head.replaceChildren(...["Trial", "State", sweep.spec.metric, ...fields, "Why"].map(heading));
-    note.replaceChildren(`${sweep.state}: ${sweep.message}. `, link(`/compare#group=${encodeURIComponent(name)}`, {}, "Compare its jobs"));
+    note.replaceChildren(`${sweep.state}: ${sweep.message}. `, link(addressOfJobs({ group: name, tenant: operatorsTenant() ?? "" }), {}, "Compare its jobs"));
     body.replaceChildren(...trials.map((trial) => trialRow(trial, fields, sweep.best)));
   });
   return polling.stop;

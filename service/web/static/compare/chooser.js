@@ -7,7 +7,7 @@ import { field } from "../dialog.js";
 const TYPING_MS = 300;
 const MOST_FOUND = 20;
 
-/** The form. `changed` is called after `view` has; `update` takes the jobs that are compared. */
+/** The form. `changed` is called after `view` has; `update` takes the jobs that are compared; `stop` ends it. */
 export function jobChooser(view, changed) {
   const [group, tags, search] = [view.group, view.tag.join(" "), view.search].map((value) =>
     h("input", { type: "text", value, maxlength: 100 }),
@@ -110,5 +110,5 @@ export function jobChooser(view, changed) {
   }
 
   update([]);
-  return { element, update };
+  return { element, update, stop: () => clearTimeout(typing) };
 }

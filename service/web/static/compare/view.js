@@ -42,9 +42,9 @@ export function addressOf(view) {
   return text ? `/compare#${text}` : "/compare";
 }
 
-/** The address of a view of the jobs of a group, with tags, or found by words. */
-export function addressOfJobs({ group = "", tag = [], search = "" }) {
-  return addressOf({ ...readView(""), group, tag, search });
+/** The address of a view of the jobs of a group, with tags, or found by words; of one tenant, if it is given. */
+export function addressOfJobs({ group = "", tag = [], search = "", tenant = "" }) {
+  return addressOf({ ...readView(""), group, tag, search, tenant });
 }
 
 /** What of a view says which jobs, as the API takes it; null if it says none. */

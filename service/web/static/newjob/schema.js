@@ -31,6 +31,13 @@ const OUTER = new Set([
   "oneOf",
 ]);
 const LONGEST_LIST = 12;
+// Fields that have another default beside some values of a field of their section, which the schema cannot say.
+const DECIDED_BY = {
+  "model.gate_activation": "preset",
+  "optimizer.learning_rate": "kind",
+  "optimizer.weight_decay": "kind",
+  "optimizer.clip_norm": "kind",
+};
 
 export class Schema {
   #schemas;
@@ -87,10 +94,14 @@ export class Schema {
   withoutDefaults(content, path = []) {
     const fields = new Map(this.fields(path).map((field) => [field.name, field]));
     if (!fields.size) return content;
+    const decided = (name) => {
+      const other = DECIDED_BY[dotted([...path, name])];
+      return other && !isDefault(content[other], fields.get(other));
+    };
     return Object.fromEntries(
       Object.entries(content)
         .map(([name, value]) => [name, isSection(value) ? this.withoutDefaults(value, [...path, name]) : value])
-        .filter(([name, value]) => !isDefault(value, fields.get(name))),
+        .filter(([name, value]) => decided(name) || !isDefault(value, fields.get(name))),
     );
   }
 
