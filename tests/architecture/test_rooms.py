@@ -126,7 +126,7 @@ def test_modules_do_not_import_each_other() -> None:
 
 @pytest.mark.parametrize(
     "flow",
-    ["plan", *(pytest.param(each, marks=pytest.mark.full) for each in sorted(MOST_VISITED_FILES.keys() - {"plan"}))],
+    ["plan", *(pytest.param(each, marks=pytest.mark.nightly) for each in sorted(MOST_VISITED_FILES.keys() - {"plan"}))],
 )
 def test_a_flow_is_followed_through_few_files(flow: str) -> None:
     command = [sys.executable, "-m", "tests.benchmarks.visited_files", flow]

@@ -95,11 +95,11 @@ FEW = [1, 3, 6]  # replicas with ZeRO, a pipeline of other stages, one process
 @pytest.mark.parametrize(
     ("kind", "written_at", "read_at"),
     [
-        pytest.param("cola", 0, EACH, marks=pytest.mark.full, id="cola by stages"),
+        pytest.param("cola", 0, EACH, marks=pytest.mark.nightly, id="cola by stages"),
         pytest.param("cola", 4, [1, 2, 5], id="cola by replicas"),
-        pytest.param("loro", 0, FEW, marks=pytest.mark.full, id="loro"),
-        pytest.param("muon", 4, FEW, marks=pytest.mark.full, id="muon"),
-        pytest.param("tied", 0, FEW, marks=pytest.mark.full, id="tied"),
+        pytest.param("loro", 0, FEW, marks=pytest.mark.nightly, id="loro"),
+        pytest.param("muon", 4, FEW, marks=pytest.mark.nightly, id="muon"),
+        pytest.param("tied", 0, FEW, marks=pytest.mark.nightly, id="tied"),
     ],
 )
 def test_loads_bit_equal_at_any_other_layout(
@@ -150,6 +150,7 @@ def uncommit(folder: Path, step: int) -> None:
         (folder / f"step-{step:08d}" / name).unlink()
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_has_not_been_committed_does_not_exist(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path)
     full, _ = ranks.run(2, train_and_record, spec)
@@ -197,10 +198,11 @@ DAMAGE = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        pytest.param(*damage, marks=() if damage[0] == "flipped" else pytest.mark.full, id=damage[0])
+        pytest.param(*damage, marks=() if damage[0] == "flipped" else pytest.mark.nightly, id=damage[0])
         for damage in DAMAGE
     ],
 )
@@ -242,6 +244,7 @@ def bytes_read_to_load(spec: JobSpec) -> int:
     return psutil.Process().io_counters().read_chars - before
 
 
+@pytest.mark.full
 def test_no_file_is_read_twice_to_resume_in_the_layout_that_wrote_it(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -255,7 +258,7 @@ def test_no_file_is_read_twice_to_resume_in_the_layout_that_wrote_it(
     assert first + sum(others) < 1.1 * stored  # index and manifest are read by one rank, which tells the others
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_file_of_which_no_rank_needs_much_is_verified_as_well(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     alone, four = ((1, 1, 1, "1f1b", 1), (1, 4, 1, "1f1b", 1))
     ranks.run(1, step_and_save, at_layout(corpus, tmp_path, alone, "cola"))
@@ -276,6 +279,7 @@ def test_with_no_checkpoint_intact_a_job_does_not_start_anew_by_itself(
         ranks.run(2, train_and_record, spec)
 
 
+@pytest.mark.full
 def test_damaged_manifests_are_named_and_the_checkpoint_before_them_is_used(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -297,6 +301,7 @@ def test_damaged_manifests_are_named_and_the_checkpoint_before_them_is_used(
     assert [found.damage for found in folder.checkpoints()] == ["", "", ""]
 
 
+@pytest.mark.full
 def test_a_job_whose_only_checkpoint_has_lost_its_manifest_does_not_begin_anew(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -318,11 +323,12 @@ def test_a_job_whose_only_checkpoint_has_lost_its_manifest_does_not_begin_anew(
     assert losses(anew) == losses(full)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("keep", "left"),
     [
-        pytest.param({}, [3, 6, 8], marks=pytest.mark.full),
-        pytest.param({"keep_last": 1}, [8], marks=pytest.mark.full),
+        pytest.param({}, [3, 6, 8], marks=pytest.mark.nightly),
+        pytest.param({"keep_last": 1}, [8], marks=pytest.mark.nightly),
         ({"keep_last": 1, "keep_every": 6}, [6, 8]),
     ],
     ids=str,
@@ -347,6 +353,7 @@ def test_another_length_of_sequences_is_refused(ranks: Ranks, corpus: Path, tmp_
         ranks.run(2, load, tiny_job(corpus, tmp_path, training={"sequence_length": 16}))
 
 
+@pytest.mark.full
 def test_a_job_continues_from_another_jobs_checkpoint(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path / "first"))
     second = tiny_job(corpus, tmp_path / "second", checkpoint={"continue_from": str(tmp_path / "first")})
@@ -365,6 +372,7 @@ def first_weights(spec: JobSpec, url: str) -> tuple[Whole, Whole, int, int]:
     return whole_tensors(there), whole_tensors(here), here.step, here.samples
 
 
+@pytest.mark.full
 def test_a_job_starts_from_another_jobs_weights_alone(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     first = tmp_path / "first"
     ranks.run(2, step_and_save, tiny_job(corpus, first))
@@ -389,6 +397,7 @@ def test_a_job_starts_from_another_jobs_weights_alone(ranks: Ranks, corpus: Path
     assert again[0].resumed_from == f"{tmp_path}/second/step-00000002"
 
 
+@pytest.mark.full
 def test_only_the_context_may_be_another_and_only_for_weights(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     first = str(tmp_path / "first")
     ranks.run(2, step_and_save, tiny_job(corpus, first))
@@ -460,6 +469,7 @@ def train_blocked(spec: JobSpec, folder: Path, unblock_at: str, when: str = "tra
         logging.getLogger("boost_core").removeHandler(handler)
 
 
+@pytest.mark.full
 def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -475,6 +485,7 @@ def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     assert CheckpointFolder(str(folder)).steps() == written
 
 
+@pytest.mark.full
 def test_a_job_waits_for_the_store_with_its_last_checkpoint(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
@@ -484,7 +495,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(ranks: Ranks, corpus
     assert CheckpointFolder(str(folder)).damage(8) == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_without_its_last_checkpoint_a_job_fails_in_the_end(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
@@ -509,6 +520,7 @@ def train_with_a_store_that_loses_a_file(spec: JobSpec) -> list[Report]:
         return train_and_record(spec)
 
 
+@pytest.mark.full
 def test_a_last_checkpoint_that_does_not_come_back_is_written_again(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     reports, _ = ranks.run(2, train_with_a_store_that_loses_a_file, tiny_job(corpus, tmp_path))
     assert [report.step for report in reports if report.kind == "checkpoint"] == [3, 6, 8]
@@ -581,7 +593,7 @@ def train_with_a_store_that_times_out(spec: JobSpec, until_step: int) -> tuple[l
     return recorder.reports, sum(report.held_seconds for report in recorder.reports if report.kind == "progress")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_store_that_fails_does_not_hold_the_step(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path, training={"steps": 60}, checkpoint={"every_steps": 2})
     (reports, held), _ = ranks.run(2, train_with_a_store_that_times_out, spec, 50)

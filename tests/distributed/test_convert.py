@@ -145,7 +145,7 @@ def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
     return tiny_job(corpus, checkpoints, model={"family": "dense", "rank": None}, **changes)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))
@@ -161,6 +161,7 @@ def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> 
     assert losses(reports)[1] < 0.6 * losses(ranks.run(2, train_and_record, scratch)[0])[1]
 
 
+@pytest.mark.full
 def test_an_export_has_the_weights_of_its_step(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, train_and_record, dense_job(write_corpus(tmp_path / "corpus"), tmp_path / "dense"))
     assert main(["export", str(tmp_path / "dense"), str(tmp_path / "model"), "--step", "3"]) == 0

@@ -10,7 +10,7 @@ import pytest
 from tests.s3 import BUCKET, s3_server
 from tests.unit.test_corpus import corpus, make, shards, texts, write
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 def test_shards_on_s3_are_those_on_a_disk(tmp_path: Path) -> None:

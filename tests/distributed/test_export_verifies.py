@@ -46,6 +46,7 @@ def cut_the_manifest_off(checkpoint: Path) -> Path:
 DAMAGE: list[Callable[[Path], Path]] = [flip_a_bit, swap_shards, flip_a_bit_of_the_index, cut_the_manifest_off]
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_not_exported(ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "runs", model={"family": "dense", "rank": None})
     ranks.run(2, train_and_record, job)

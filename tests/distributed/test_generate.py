@@ -63,7 +63,9 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not(name: str, tmp_path:
     assert {buffer.dtype for buffer in before.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SOME else pytest.mark.full) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SOME else pytest.mark.nightly) for name in CASES]
+)
 def test_the_model_computes_what_the_trainer_does(name: str, tmp_path: Path) -> None:
     model = model_with(CASES[name])
     found = load_model(checkpoint_of(model, weights_of(model), str(tmp_path)), 0, None)

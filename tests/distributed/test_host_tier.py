@@ -73,7 +73,7 @@ def at(corpus: Path, folder: Path, share: float, zero: int, kind: str = "adamw",
     [
         ("adamw", 2, 0.6, "bf16"), ("loro", 1, 0.5, "fp32"), ("muon", 1, 0.5, "bf16"),
         *(
-            pytest.param(*each, marks=pytest.mark.full)
+            pytest.param(*each, marks=pytest.mark.nightly)
             for each in (
                 ("adamw", 1, 0.3, "fp32"), ("adamw", 2, 1.0, "fp32"), ("adamw", 0, 0.5, "fp32"),
                 ("loro", 2, 1.0, "bf16"),

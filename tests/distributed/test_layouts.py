@@ -139,8 +139,8 @@ def test_the_sample_has_everything() -> None:
 @pytest.mark.parametrize(
     ("family", "micro", "layout"),
     [
-        *(pytest.param(*each, marks=() if each[0] in SOME else pytest.mark.full) for each in SMALL),
-        *(pytest.param(*each, marks=pytest.mark.full) for each in ANY),
+        *(pytest.param(*each, marks=() if each[0] in SOME else pytest.mark.nightly) for each in SMALL),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in ANY),
         ("dense", 1, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),  # stages send on parts of the tokens
     ],
 )
@@ -175,6 +175,7 @@ def grown(small: JobSpec, large: JobSpec, steps: int) -> list[float]:
     return losses + [training_step(state, sampler).loss for _ in range(STEPS - steps)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("zero_stage", [1, 2])
 def test_a_batch_that_grows_is_that_of_two_jobs(ranks: Ranks, corpus: Path, zero_stage: int) -> None:
     small, large = (job(corpus, "cola", 1, {}, global_batch_size=size) for size in (4, 8))
@@ -197,7 +198,7 @@ def kept_bytes(spec: JobSpec) -> int:
         return made.alive_bytes()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
     none, state, gradients = (
         ranks.run(2, kept_bytes, job(corpus, "cola", 2, {"data_parallel_size": 2, "zero_stage": stage}))[0]
@@ -210,14 +211,15 @@ def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
     assert state - gradients == pytest.approx(weights, rel=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
     [
         pytest.param(
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
         ),
-        pytest.param({"data_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.full),
+        pytest.param({"data_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.nightly),
         {"tensor_parallel_size": 2, "split_micro_batch": True, "recompute": "latent"},
     ],
 )
@@ -237,7 +239,8 @@ def test_documents_are_apart_under_any_layout(ranks: Ranks, tmp_path: Path, layo
         assert all((tensor - expected[name]).norm() < 1e-9 * expected[name].norm() for name, tensor in whole.items())
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.nightly), "bf16"])
 def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precision: str) -> None:
     """Without clipping, whose norm is summed in another order, the arithmetic is the same one by one."""
     compute_type = COMPUTE_TYPES[precision]
@@ -258,15 +261,16 @@ def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precisio
         assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("precision", "layout"),
     [
-        pytest.param("fp32", {"tensor_parallel_size": 2}, marks=pytest.mark.full),
+        pytest.param("fp32", {"tensor_parallel_size": 2}, marks=pytest.mark.nightly),
         ("bf16", {"tensor_parallel_size": 2}),
         pytest.param(
             "bf16",
             {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
-            marks=pytest.mark.full,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=str,
@@ -298,10 +302,11 @@ def trained_with_buffers(spec: JobSpec) -> tuple[list[float], Whole, int, int]:
     return losses, whole_tensors(state), buffers, place.host
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "schedule"),
     [
-        *(pytest.param(each, "1f1b", marks=pytest.mark.full) for each in ("svd", "lax in chains")),
+        *(pytest.param(each, "1f1b", marks=pytest.mark.nightly) for each in ("svd", "lax in chains")),
         ("cola", "interleaved_1f1b"),
     ],
 )
@@ -352,7 +357,7 @@ def most_fetched(spec: JobSpec) -> int:
 
 @pytest.mark.parametrize(
     ("tensor", "layers", "schedule"),
-    [(1, 6, "1f1b"), (1, 12, "interleaved_1f1b"), pytest.param(2, 8, "1f1b", marks=pytest.mark.full)],
+    [(1, 6, "1f1b"), (1, 12, "interleaved_1f1b"), pytest.param(2, 8, "1f1b", marks=pytest.mark.nightly)],
 )
 def test_what_comes_from_the_host_beside_what_goes_there_is_planned(
     ranks: Ranks, corpus: Path, tensor: int, layers: int, schedule: str

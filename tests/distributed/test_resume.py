@@ -51,7 +51,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_interrupted_and_uninterrupted_runs_have_equal_losses(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     whole, _ = ranks.run(2, train_and_record, tiny_job(corpus, tmp_path / "whole", training=STEPS))

@@ -38,7 +38,7 @@ def with_environment(environment: dict[str, str], spec) -> list:
     return train_and_record(spec)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_trains_from_s3_to_s3_and_resumes(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     local = write_corpus(tmp_path / "corpus")
     fsspec.filesystem("s3").put(f"{local}/", f"{BUCKET}/corpus/", recursive=True)
@@ -60,7 +60,7 @@ def test_trains_from_s3_to_s3_and_resumes(s3: S3Server, ranks: Ranks, tmp_path: 
     assert losses(resumed) == {step: loss for step, loss in losses(expected).items() if step > 6}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     expected, _ = ranks.run(2, train_and_record, tiny_job(corpus, tmp_path / "local", training=LONG))
@@ -85,7 +85,7 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, r
     assert any("cannot be written" in line and "the next try is in" in line for line in warnings)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_store_that_is_away_when_a_job_starts_is_waited_for(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     job = tiny_job(write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/late")
     s3.stop()
@@ -97,7 +97,7 @@ def test_a_store_that_is_away_when_a_job_starts_is_waited_for(s3: S3Server, rank
     assert any("cannot be listed; retrying in" in line for line in warnings)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_store_that_denies_us_costs_checkpoints_and_no_step(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     job = tiny_job(
         write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/denied", training=LONG, checkpoint={"every_steps": 10}
@@ -135,7 +135,7 @@ def with_short_retries(environment: dict[str, str], job: JobSpec) -> tuple[list[
         return with_environment_and_warnings(environment, job)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_killed_in_mid_upload_the_checkpoint_before_is_there(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     spec = tiny_job(
         write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/killed", training=LONG | {"steps": 30},
@@ -170,6 +170,7 @@ def with_environment_and_warnings(environment: dict[str, str], spec: JobSpec) ->
     return train_and_record_warnings(spec)
 
 
+@pytest.mark.full
 def test_a_bucket_that_is_not_there_fails_before_training(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     job = tiny_job(write_corpus(tmp_path / "corpus"), "s3://no-such-bucket/runs")
     with pytest.raises(FileNotFoundError, match="bucket does not exist"):

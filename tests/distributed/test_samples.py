@@ -40,9 +40,10 @@ def samples(reports: list[Any]) -> dict[int, list[str]]:
     return {report.step: [sample.text for sample in report.samples] for report in reports if report.kind == "sample"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=() if name == "tp2 pp2" else pytest.mark.full) for name in LAYOUTS],
+    [pytest.param(name, marks=() if name == "tp2 pp2" else pytest.mark.nightly) for name in LAYOUTS],
 )
 def test_samples_are_what_the_checkpoint_says_and_leave_training_alone(
     ranks: Ranks, corpus: Path, tmp_path: Path, layout: str

@@ -50,8 +50,9 @@ def train_and_time(spec: JobSpec) -> tuple[list[Report], list[StepTimes]]:
 SOME = ("tp 2", "pp 2 zero bubble")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "layout", [pytest.param(each, marks=() if each in SOME else pytest.mark.full) for each in LAYOUTS]
+    "layout", [pytest.param(each, marks=() if each in SOME else pytest.mark.nightly) for each in LAYOUTS]
 )
 def test_the_parts_add_up_and_communication_is_the_ledgers(
     ranks: Ranks, corpus: Path, tmp_path: Path, layout: str
@@ -117,11 +118,13 @@ def late(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", ["data", "forward", "backward", "optimizer"])
 def test_what_takes_long_is_in_its_part(ranks: Ranks, corpus: Path, tmp_path: Path, part: str) -> None:
     assert ranks.run(1, largest_with_delay, a_job(corpus, tmp_path, "alone"), part) == [part]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_who_waits_for_another_rank_is_not_at_work(ranks: Ranks, corpus: Path, tmp_path: Path, part: str) -> None:
     tensor = ranks.run(2, largest_with_delay, a_job(corpus, tmp_path, "tp 2"), part)
@@ -138,7 +141,7 @@ def train_profiled(spec: JobSpec) -> int:
     return sum(report.kind == "progress" for report in recorder.reports)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_ranks_with_many_collectives_under_way_may_be_profiled(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     """Under torch's profiler, gloo's threads need the interpreter whenever a collective ends, so none may keep it."""
     sizes = {"tensor_parallel_size": 2, "context_parallel_size": 2, "recompute": "latent"}

@@ -116,6 +116,7 @@ def undisturbed(ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempPathFac
     return losses_of
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fault", [Fault.HANG, *(pytest.param(each, marks=pytest.mark.nightly) for each in FAILING_LATER)]
 )
@@ -144,7 +145,7 @@ def test_a_store_that_fails_in_whole_holds_no_step_and_is_told_of(
 
 
 @pytest.mark.parametrize("fault", [pytest.param(Fault.CUT, marks=pytest.mark.nightly), Fault.SHORT])
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_cannot_be_read_is_named_and_stepped_over(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, fault: Fault
 ) -> None:
@@ -158,7 +159,7 @@ def test_what_cannot_be_read_is_named_and_stepped_over(
     assert sorted(losses(run.reports)) == [4, 5, 6, 7, 8]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [Fault.HANG, pytest.param(Fault.BUSY, marks=pytest.mark.nightly)])
 def test_a_store_that_is_away_as_a_whole_is_waited_for(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, fault: Fault
@@ -178,7 +179,7 @@ def test_a_store_that_is_away_as_a_whole_is_waited_for(
     assert any("cannot be read; retrying in" in line for line in run.warnings), run.warnings
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_nothing_needs_to_be_deleted_to_save(s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path) -> None:
     proxy.fault = lambda call: Fault.DENIED if call.operation.startswith("delete") else None
     spec = a_job(corpus, "kept", 8, 2, keep_last=1, store_wait_seconds=60)
@@ -196,7 +197,7 @@ def test_nothing_needs_to_be_deleted_to_save(s3: S3Server, proxy: StoreProxy, ra
     assert [folder.damage(step) for step in folder.steps()] == [[]] * 4
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_each_call_of_a_save_may_fail_in_each_way(
     s3: S3Server, proxy: StoreProxy, ranks: Ranks, corpus: Path, undisturbed
 ) -> None:

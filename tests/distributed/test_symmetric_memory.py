@@ -48,6 +48,7 @@ def sums(communicator: type[OneShot], implementation: Implementation) -> tuple[l
         return [group.all_reduce_(payload, "latent") for payload in payloads], ledger.totals()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("communicator", [OneShot, TwoShots])
 @pytest.mark.parametrize(
     ("pool", "size", "implementation"),
@@ -120,9 +121,10 @@ def same(one: Outcome, other: Outcome) -> bool:
 
 
 SOME = [CELLS[0], CELLS[1]]
-PARAMETERS = [pytest.param(*cell, marks=() if cell in SOME else pytest.mark.full) for cell in CELLS]
+PARAMETERS = [pytest.param(*cell, marks=() if cell in SOME else pytest.mark.nightly) for cell in CELLS]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("communicator", [OneShot, TwoShots])
 @pytest.mark.parametrize(("shape", "choice"), PARAMETERS)
 def test_of_two_ranks_a_model_has_the_same_bits_as_by_the_group(
@@ -145,6 +147,7 @@ def _volumes(outcome: Outcome) -> list[tuple[str, int, int]]:
     return [(entry.purpose, totals.calls, totals.bytes) for entry, totals in lines]
 
 
+@pytest.mark.full
 def test_of_four_ranks_one_shot_and_two_have_the_same_bits_on_all(ranks: Ranks) -> None:
     arguments = "naive", {"family": "cola"}, {"recompute": "latent"}, torch.bfloat16
     one, two, mixed = (ranks.run(4, model_by, *arguments, each) for each in (OneShot, TwoShots, Either))
@@ -153,13 +156,17 @@ def test_of_four_ranks_one_shot_and_two_have_the_same_bits_on_all(ranks: Ranks) 
     assert any(entry.kind == "all_reduce" and entry.purpose == "latent" for entry in mixed[0].forward)
 
 
-FULL = pytest.mark.full
+NIGHTLY = pytest.mark.nightly
 
 
+@pytest.mark.full
 @INTERPRETED
 @pytest.mark.parametrize(
     ("cell", "communicator"),
-    [(CELLS[0], OneShot), *(pytest.param(*each, marks=FULL) for each in ((CELLS[0], TwoShots), (CELLS[1], OneShot)))],
+    [
+        (CELLS[0], OneShot),
+        *(pytest.param(*each, marks=NIGHTLY) for each in ((CELLS[0], TwoShots), (CELLS[1], OneShot))),
+    ],
 )
 def test_a_kernel_that_sums_and_goes_on_makes_what_two_kernels_do(
     interpreting_ranks: Ranks, cell: tuple[dict[str, Any], dict[str, Any]], communicator: type[OneShot]
@@ -182,6 +189,7 @@ def steps_by(spec: JobSpec, communicator: type[Communicator]) -> tuple[list[floa
     return losses, [group.master.clone() for group in state.optimizer.groups]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_steps_of_training_have_the_same_bits_as_by_the_group(ranks: Ranks, tmp_path: Path, precision: str) -> None:
     spec = tiny_job(write_corpus(tmp_path / "corpus"), "unused", training={"precision": precision})

@@ -23,6 +23,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
+@pytest.mark.full
 def test_reports_of_a_whole_run(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path)
     first, second = ranks.run(2, train_and_record, spec)
@@ -54,6 +55,7 @@ def where_the_first_rank_alone_reads_indices(spec: JobSpec) -> int | str:
             return str(error)
 
 
+@pytest.mark.full
 def test_one_rank_reads_what_the_others_are_told_of_the_data(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     source = SourceConfig(kind="text", paths=(str(corpus),))
@@ -71,6 +73,7 @@ def test_one_rank_reads_what_the_others_are_told_of_the_data(ranks: Ranks, corpu
     assert all("holds no tokens (index.json is missing)" in answer for answer in answers)
 
 
+@pytest.mark.full
 def test_named_sets_are_evaluated_alike_in_every_layout(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     text = "Sphinx of black quartz, judge my vow.\n" * 30
     (tmp_path / "books.txt").write_text(text)
@@ -123,10 +126,11 @@ CURVES = [
 SOME = [("tp2 pp2", "cola"), ("tp2 dp2", "lax")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "job"),
     [
-        pytest.param(LAYOUTS[layout], JOBS[job], marks=() if (layout, job) in SOME else pytest.mark.full)
+        pytest.param(LAYOUTS[layout], JOBS[job], marks=() if (layout, job) in SOME else pytest.mark.nightly)
         for layout, job in CURVES
     ],
     ids=map(" ".join, CURVES),
@@ -147,6 +151,7 @@ def test_every_layout_follows_the_same_curve(
     assert tokens == {6 * 32}
 
 
+@pytest.mark.full
 def test_bf16_trains_close_to_fp32(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     curves = []
     for precision in ("fp32", "bf16"):

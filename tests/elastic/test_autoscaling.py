@@ -16,7 +16,7 @@ from tests.elastic.test_ray_contract import within
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 CPUS = 2  # of a node
 

@@ -33,7 +33,7 @@ def cluster() -> Iterator[str]:
         yield address
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_ray_data_makes_the_same_shards(tmp_path: Path, cluster: str) -> None:
     source = write(tmp_path / "in", texts())
     wanted = corpus(source, exact_dedup=True, near_dedup={}, filters=[{"measure": "words", "min": 70}])
@@ -47,6 +47,7 @@ def test_ray_data_makes_the_same_shards(tmp_path: Path, cluster: str) -> None:
     ) + ["done"]
 
 
+@pytest.mark.full
 def test_small_files_share_tasks(tmp_path: Path, cluster: str) -> None:
     source, calls = tmp_path / "in", tmp_path / "calls"
     source.mkdir()
@@ -86,6 +87,7 @@ def test_a_bad_document_is_said_as_by_processes_and_what_is_done_stays(tmp_path:
     assert (seen[0].done, len(documents(tmp_path / "out"))) == (3, 48)
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_has_its_file_done_by_another(tmp_path: Path, cluster: str) -> None:
     source, marker = write(tmp_path / "in", texts(40)), tmp_path / "died"
 
@@ -99,14 +101,14 @@ def test_a_worker_that_dies_has_its_file_done_by_another(tmp_path: Path, cluster
     assert lineage == make(corpus(source), tmp_path / "here")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_folder_that_becomes_a_link_to_anothers_is_not_read(tmp_path: Path, cluster: str) -> None:
     engine = RayEngine(2.0, partial(confine, [str(tmp_path / "lab")]), {"env_vars": {"BOOST_DATASET": "swapped"}})
     _, refused = build_while_swapping(tmp_path, engine, SWAPPING_SECONDS)
     assert refused
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_command_reaches_a_cluster_by_its_address(tmp_path: Path, cluster: str) -> None:
     source = write(tmp_path / "in", texts(40))
     command = [str(BOOST), "data", "tokenize", str(source), str(tmp_path / "ray"), "--kind", "jsonl", "--ray"]
@@ -115,7 +117,7 @@ def test_the_command_reaches_a_cluster_by_its_address(tmp_path: Path, cluster: s
     assert sorted(documents(tmp_path / "ray")) == sorted(texts(40))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
     command = [
         str(BOOST),

@@ -15,7 +15,7 @@ from tests.elastic.ray_cluster import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,7 @@ def test_stop_fails_on_all_ranks_with_the_step_and_a_remedy(
         assert [step for step, _ in seen.steps] == [1, 2, 3]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_skip_leaves_the_update_out_and_goes_on(ranks: Ranks, corpus: Path, tmp_path: Path, layout: str) -> None:
     first, second = ranks.run(2, poisoned, job(corpus, tmp_path, "skip", layout), Poison("gradients", (4,)))
@@ -144,6 +145,7 @@ def test_skip_leaves_the_update_out_and_goes_on(ranks: Ranks, corpus: Path, tmp_
     assert first.of(InterruptionReport) == second.reports == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_roll_back_takes_the_newest_copy_and_the_next_batch(
     ranks: Ranks, corpus: Path, tmp_path: Path, layout: str
@@ -168,14 +170,14 @@ def test_roll_back_takes_the_newest_copy_and_the_next_batch(
     assert restart.recovered_from == "memory"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_is_stored_is_not_stored_again_after_a_roll_back(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, poisoned, job(corpus, tmp_path, "roll_back"), Poison("weights", (5,)))
     folder = CheckpointFolder(str(tmp_path))
     assert [folder.manifest(step).samples for step in (3, 6, 8)] == [12, 32, 40]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_without_a_copy_of_its_own_a_gang_goes_back_to_the_store(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, "roll_back")
     ranks.run(2, poisoned, spec, None, "", 3)
@@ -185,6 +187,7 @@ def test_without_a_copy_of_its_own_a_gang_goes_back_to_the_store(ranks: Ranks, c
     assert (restart.recovered_from, restart.resumed_step) == ("storage", 4)
 
 
+@pytest.mark.full
 def test_a_gang_that_has_resumed_goes_back_to_where_it_did(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, "roll_back")
     ranks.run(2, poisoned, spec, None, "", 3)
@@ -199,6 +202,7 @@ def test_with_nothing_to_go_back_to_the_job_fails(ranks: Ranks, corpus: Path, tm
         assert seen.failure.endswith("and there is no copy of the state to go back to")
 
 
+@pytest.mark.full
 def test_a_job_that_goes_on_diverging_fails_after_all(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, "skip", max_divergences=3)
     first, second = ranks.run(2, poisoned, spec, Poison("gradients", (4, 5, 6, 7)))
@@ -210,7 +214,7 @@ def test_a_job_that_goes_on_diverging_fails_after_all(ranks: Ranks, corpus: Path
 
 @pytest.mark.parametrize(
     ("jump", "step", "faults"),
-    [pytest.param(*each, marks=pytest.mark.full) for each in ((1.0, 35, [35]), (None, 35, []), (1.0, 30, []))],
+    [pytest.param(*each, marks=pytest.mark.nightly) for each in ((1.0, 35, [35]), (None, 35, []), (1.0, 30, []))],
     ids=str,
 )
 def test_a_loss_that_jumps_is_a_divergence_once_there_are_losses_to_compare_with(

@@ -24,7 +24,7 @@ from service.gang.ray.private_api import OF_A_WORKER
 from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within, workers
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 SOURCES = {  # of what a fork runs, and of what runs its client
     "default_worker": (default_worker, "797c8e149c69"),

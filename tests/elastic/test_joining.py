@@ -12,7 +12,7 @@ from tests.hosts import Host, hosts
 from tests.jobs import tiny_job, write_corpus
 from tests.joined_cluster import BOOST, OutsideService, cluster, first_key
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 LONG: dict[str, Any] = {"training": {"steps": 300}, "checkpoint": {"url": None, "every_steps": 150}}
 

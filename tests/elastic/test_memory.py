@@ -219,12 +219,14 @@ def halted(ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempPathFactory)
     return Halted(folder, ended, losses(whole))
 
 
+@pytest.mark.full
 def test_asked_on_one_rank_all_halt_after_the_same_step(halted: Halted) -> None:
     assert halted.ended.outcomes == {Outcome.STORED}
     assert halted.ended.steps == {5}
     assert CheckpointFolder(str(halted.folder)).steps() == [2, 4, 5]
 
 
+@pytest.mark.full
 def test_state_in_the_hosts_memory_is_copied_and_recovered_as_any_other(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -246,17 +248,18 @@ def test_shelves_hold_the_state_and_the_last_copies(halted: Halted) -> None:
         assert keys(snapshots) == {SnapshotKey(1, 5, rank), SnapshotKey(1, 4, rank), SnapshotKey(1, 4, of_peer[rank])}
 
 
-FULL = pytest.mark.full
+NIGHTLY = pytest.mark.nightly
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
     [
         (2, 1, 1, 0),
         (1, 1, 2, 0),
         (1, 1, 2, 2),
-        pytest.param((2, 1, 3, 1), marks=FULL),
-        pytest.param((2, 2, 1, 0), marks=FULL),
+        pytest.param((2, 1, 3, 1), marks=NIGHTLY),
+        pytest.param((2, 2, 1, 0), marks=NIGHTLY),
     ],
     ids=str,
 )
@@ -270,6 +273,7 @@ def test_memory_loads_bit_equal_to_the_store_at_any_layout(
     assert_equal(memory, store)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (0, 1), (2, 3)], ids=str)
 def test_with_any_rank_or_node_lost_the_copies_make_a_whole_state(
     ranks: Ranks, corpus: Path, halted: Halted, lost: tuple[int, ...]
@@ -296,6 +300,7 @@ def test_halted_and_resumed_from_memory_the_curve_is_the_uninterrupted_runs(
     assert halted.ended.losses | resumed.losses == halted.uninterrupted
 
 
+@pytest.mark.full
 def test_what_was_loaded_is_in_two_places_again(ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path) -> None:
     told = Told(nodes="aab", stores=pickle.dumps(halted.ended.stores), halt=(0, 6), generation=2)
     ended = run(ranks, job(corpus, tmp_path, (1, 1, 3, 1), every=100), told)
@@ -315,9 +320,10 @@ MOVES: dict[str, tuple[str, Layout, str, Layout]] = {  # kind, layout and nodes 
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "first", "nodes", "second"),
-    [pytest.param(*move, marks=() if name == "LORO" else FULL, id=name) for name, move in MOVES.items()],
+    [pytest.param(*move, marks=() if name == "LORO" else NIGHTLY, id=name) for name, move in MOVES.items()],
 )
 def test_other_kinds_of_state_move_bit_equal(
     ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, first: Layout, nodes: str, second: Layout
@@ -422,12 +428,13 @@ def train_with_reports_that_wait(spec: JobSpec, nodes: str) -> tuple[bool, bool]
     return seen[0], seen[1]
 
 
+@pytest.mark.full
 def test_a_copy_counts_once_its_steps_are_reported(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     of_rank_0, _ = ranks.run(2, train_with_reports_that_wait, job(corpus, tmp_path, (1, 1, 2, 0)), "ab")
     assert of_rank_0 == (False, True)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, (2, 1, 1, 0), checkpoint={"every_steps": 1})
     for rank, (early, late, there) in enumerate(ranks.run(2, snapshots_while_training, spec, "ab", 5)):
@@ -441,11 +448,12 @@ def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, c
     assert_equal(memory, store)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("nodes", "every"),
     [
-        pytest.param("ab", 4, id="copies"), pytest.param("ab", None, marks=FULL, id="null"),
-        pytest.param("", 4, marks=FULL, id="no peers"),
+        pytest.param("ab", 4, id="copies"), pytest.param("ab", None, marks=NIGHTLY, id="null"),
+        pytest.param("", 4, marks=NIGHTLY, id="no peers"),
     ],
 )  # fmt: skip
 def test_when_the_store_refuses_the_gang_halts_with_its_state_on_the_shelves(
@@ -463,7 +471,7 @@ def test_when_the_store_refuses_the_gang_halts_with_its_state_on_the_shelves(
     assert CheckpointFolder(str(tmp_path)).steps() == [2, 4, 6, 7]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_asked_to_halt_during_the_last_step_a_gang_finishes(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ended = run(ranks, job(corpus, tmp_path, (2, 1, 1, 0)), Told(halt=(0, 7), store=True))
     assert ended.outcomes == {Outcome.FINISHED}
@@ -485,6 +493,7 @@ def halt_again_and_again(spec: JobSpec, nodes: str) -> list[int]:
     return many
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("nodes", "most"), [("", 2), ("ab", 3)], ids=["no copies", "copies"])
 def test_a_shelf_does_not_grow_from_gang_to_gang(
     ranks: Ranks, corpus: Path, tmp_path: Path, nodes: str, most: int
@@ -494,7 +503,7 @@ def test_a_shelf_does_not_grow_from_gang_to_gang(
         assert many == [1, most, most, most, most]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_checkpoint_that_was_due_is_written_after_a_recovery(
     ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
 ) -> None:
@@ -511,6 +520,7 @@ def test_a_checkpoint_that_was_due_is_written_after_a_recovery(
         assert folder.manifest(5) == written, "once"
 
 
+@pytest.mark.full
 def test_a_gang_that_forms_at_the_last_step_writes_its_checkpoint(
     ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
 ) -> None:
@@ -528,6 +538,7 @@ def test_a_gang_that_forms_at_the_last_step_writes_its_checkpoint(
     assert folder.damage(5) == []
 
 
+@pytest.mark.full
 def test_a_rank_that_is_alone_keeps_copies_from_which_another_process_goes_on(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:

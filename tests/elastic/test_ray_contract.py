@@ -63,6 +63,7 @@ def test_ray_is_pinned_to_the_version_that_is_tested() -> None:
     assert pin.endswith(f"=={version('ray')}")
 
 
+@pytest.mark.full
 def test_the_node_table_tells_resources_labels_and_addresses(nodes: Nodes) -> None:
     assert len(workers()) == 3
     for node in node_table():
@@ -97,7 +98,7 @@ def test_the_head_can_be_asked_for(nodes: Nodes) -> None:
     assert node not in workers()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Nodes) -> None:
     actor = ray.remote(Sleeper).options(num_cpus=0).remote()
     pid = ray.get(actor.pid.remote())
@@ -114,7 +115,7 @@ class Parent:
         return os.getpid(), ray.get(self.child.pid.remote())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_processes_of_an_actor_and_of_those_it_started_end_although_they_are_stopped(nodes: Nodes) -> None:
     parent = ray.remote(Parent).options(num_cpus=0, name="parent", lifetime="detached").remote()
     pid, child = ray.get(parent.start.remote())
@@ -128,7 +129,7 @@ def test_the_processes_of_an_actor_and_of_those_it_started_end_although_they_are
     assert within(10, lambda: actor_processes(parent._actor_id.hex()) == ({}, {}))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes) -> None:
     noticed, lost, _ = workers()
     # A node on which nothing runs goes away at once.

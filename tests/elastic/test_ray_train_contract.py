@@ -263,7 +263,7 @@ def attempts(job_id: str) -> dict[str, Any]:
     return ray.get(get_state_actor().get_train_run_attempts.remote())[job_id]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_run_goes_on_with_those_that_are_left(nodes: Nodes, tmp_path: Path) -> None:
     first, second, third = (node["NodeID"] for node in node_table() if node["Alive"] and node["Resources"].get("CPU"))
     gang = a_gang("job-1", tmp_path)
@@ -323,7 +323,7 @@ def test_a_run_goes_on_with_those_that_are_left(nodes: Nodes, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_run_ends_as_the_gang_does(nodes: Nodes, tmp_path: Path) -> None:
     failed, paused = a_gang("job-2", tmp_path), a_gang("job-3", tmp_path)
     ends = [
@@ -363,6 +363,7 @@ class ReportingRank(Rank):
         self._reporter.flush(60)
 
 
+@pytest.mark.full
 def test_the_first_rank_relays_signs_of_life_unless_it_is_gone_or_hangs(nodes: Nodes) -> None:
     inbox = ray.remote(Inbox).options(num_cpus=0).remote()
     actor: Any = ray.remote(ReportingRank).options(num_cpus=0, max_concurrency=CALLS_AT_ONCE)

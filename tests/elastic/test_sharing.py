@@ -8,7 +8,7 @@ import pytest
 from tests.elastic.ray_cluster import ELASTIC_TRAINING, Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

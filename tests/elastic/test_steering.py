@@ -40,6 +40,7 @@ def known_before(spec: JobSpec, made: Steer, step: int, folder: Path) -> JobSpec
     return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"url": str(folder)})})
 
 
+@pytest.mark.full
 def test_all_ranks_change_at_the_same_step_and_a_resized_gang_goes_on_so(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_all_ranks_change_at_the_same_step_and_a_resized_gang_goes_on_so(
     assert run(ranks, followed, Told("ab", stores=pickle.dumps(calm.stores), generation=2)).losses == resized.losses
 
 
+@pytest.mark.full
 def test_steps_that_a_lost_gang_repeats_have_the_values_that_they_had(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -87,6 +89,7 @@ def test_steps_that_a_lost_gang_repeats_have_the_values_that_they_had(
     assert killed.losses | losses(repeated) == losses(expected)
 
 
+@pytest.mark.full
 def test_a_change_is_found_in_a_checkpoint_if_it_was_lost_with_its_report(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_change_is_found_in_a_checkpoint_if_it_was_lost_with_its_report(
     assert halted.losses | losses(again) == losses(ranks.run(1, train_and_record, calm)[0])
 
 
+@pytest.mark.full
 def test_prompts_are_found_in_a_checkpoint_too(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path / "prompts", ONE)
     sample = {"every_steps": 1, "prompts": ["The"], "max_new_tokens": 2}
@@ -114,6 +118,7 @@ def test_prompts_are_found_in_a_checkpoint_too(ranks: Ranks, corpus: Path, tmp_p
     ]
 
 
+@pytest.mark.full
 def test_a_forming_gang_makes_the_changes_that_it_is_given_before_its_first_step(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +141,7 @@ def test_a_job_that_is_at_its_end_takes_more_steps_and_one_that_is_past_it_one(
     assert CheckpointFolder(str(tmp_path / "longer")).steps()[-1] == 12
 
 
+@pytest.mark.full
 def test_a_change_that_comes_with_the_last_step_adds_none(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path / "last", TWO)
     ended = run(ranks, spec, Told(steers=((steer(spec, 1, {"optimizer": {"learning_rate": 1e-3}}), (7, 7)),)))
@@ -158,6 +164,7 @@ def test_a_store_that_a_rank_cannot_reach_is_a_problem_of_its_prompts(
     assert _prompts_or_problem(sampled) == (None, "NoRoute: bucket")
 
 
+@pytest.mark.full
 def test_intervals_and_prompts_change_and_prompts_that_do_not_fit_end_nothing(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:

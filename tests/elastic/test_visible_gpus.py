@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from service.gang.assignment import WorkerPlace, ordered, visible_gpus
 from tests.elastic.ray_cluster import local_ray
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def type_of(argument: str, element: str, constants: dict[str, object]) -> str:
     return "fp32" if argument in REAL else "i32"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "element", ["bf16", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("fp16", "fp32"))]
 )

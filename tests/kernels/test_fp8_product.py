@@ -112,7 +112,8 @@ def by_kernels(function: Callable[[], list[str]]) -> list[str]:
         return function()
 
 
-@pytest.mark.parametrize("function", [passes, pytest.param(left_by_kernels, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("function", [passes, pytest.param(left_by_kernels, marks=pytest.mark.nightly)])
 def test_kernels_make_the_references_bits(interpreting_ranks: Ranks, function: Callable[[], list[str]]) -> None:
     assert interpreting_ranks.run(1, by_kernels, function) == [[]]
 

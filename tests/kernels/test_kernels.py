@@ -77,6 +77,7 @@ def test_the_gate_sees_an_error_of_two_roundings() -> None:
     assert disagreements(replace(case, run=run(float("nan"))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [case.name for case in EXAMPLES if case.differentiated])
 def test_naive_gradients(name: str) -> None:
     case = the(name, AWKWARD[1], torch.float64, torch.device("cpu"))

@@ -48,7 +48,7 @@ SOME = [
     (2, GATED_COLA, {}, (FP32, BF16)), (2, TIED_LAX, {}, (FP32, BF16)),
     (2, GATED_COLA, {"split_micro_batch": True}, (BF16,)),
 ]  # fmt: skip
-PARAMETERS = [pytest.param(*cell, marks=() if cell in SOME else pytest.mark.full, id=str(cell)) for cell in CELLS]
+PARAMETERS = [pytest.param(*cell, marks=() if cell in SOME else pytest.mark.nightly, id=str(cell)) for cell in CELLS]
 # Of a few hundred numbers rounded differently, errors differ by a factor of a few; a fault's by orders of magnitude.
 FACTOR = 4
 
@@ -69,6 +69,7 @@ def error(outcome: Outcome, truth: Outcome) -> float:
     return relative_error(values, exact)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "shape", "choice", "dtypes"), PARAMETERS)
 def test_triton_is_as_accurate_as_the_reference(
     interpreting_ranks: Ranks, size: int, shape: dict, choice: dict, dtypes: tuple[torch.dtype, ...]

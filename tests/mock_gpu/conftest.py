@@ -9,7 +9,7 @@ def mock() -> MockGpu:
     return build(TORCH[0])
 
 
-@pytest.fixture(scope="module", params=[TORCH[0], pytest.param(TORCH[1], marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[TORCH[0], pytest.param(TORCH[1], marks=pytest.mark.nightly)])
 def each_mock(request: pytest.FixtureRequest) -> MockGpu:
     """The mock for each version of torch."""
     return build(request.param)

@@ -22,7 +22,7 @@ print(json.dumps([chosen(precision="bf16"), chosen(precision="fp32")]))
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize(("arch", "chosen"), [(90, ["cudnn", "efficient"]), (80, ["flash", "efficient"])])
 def test_attentions_kernels(each_mock: MockGpu, arch: int, chosen: list[str]) -> None:
     output = each_mock.run("-c", CHOICE, variables=each_mock.variables(arch=arch))

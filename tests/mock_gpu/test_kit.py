@@ -24,10 +24,11 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("stage", "torch"),
     [
-        *(pytest.param(stage, TORCH[0], marks=() if stage == "smoke" else pytest.mark.full) for stage in LIMITS),
+        *(pytest.param(stage, TORCH[0], marks=() if stage == "smoke" else pytest.mark.nightly) for stage in LIMITS),
         *(pytest.param(stage, TORCH[1], marks=pytest.mark.nightly) for stage in LIMITS),
     ],
 )

@@ -22,6 +22,7 @@ def touched(log: Path) -> list[int]:
     return [int(line.split()[2]) for line in log.read_text().splitlines() if line.startswith("TOUCHED")]
 
 
+@pytest.mark.full
 def test_the_fork_server_never_touches_cuda_and_its_forks_can(each_mock: MockGpu, tmp_path: Path) -> None:
     log, script, told = tmp_path / "log", tmp_path / "rank.py", tmp_path / "told"
     script.write_text(ON_THE_GPU)
@@ -41,6 +42,7 @@ def test_the_fork_server_never_touches_cuda_and_its_forks_can(each_mock: MockGpu
     assert not trouble(log)
 
 
+@pytest.mark.full
 def test_a_fork_of_a_process_that_has_touched_cuda_is_refused(mock: MockGpu, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = """
@@ -66,6 +68,7 @@ print(json.dumps([torch.cuda.device_count(), gauges]))
 GPU, INSTANCE = "GPU-00000000-0000-0000-0000-000000000001", "MIG-00000000-0000-0000-0001-000000000000"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("present", [False, True])
 def test_with_nvml_gpus_are_counted_and_watched_without_touching_cuda(
     mock: MockGpu, tmp_path: Path, present: bool
@@ -84,6 +87,7 @@ def test_with_nvml_gpus_are_counted_and_watched_without_touching_cuda(
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_of_a_part_of_a_gpu_only_memory_is_known(mock: MockGpu, tmp_path: Path) -> None:
     variables = {**mock.variables(tmp_path / "log", nvml=True, mig=1), "CUDA_VISIBLE_DEVICES": INSTANCE}
     count, gauges = json.loads(mock.run("-c", NVML, INSTANCE, variables=variables))

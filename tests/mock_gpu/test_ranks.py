@@ -14,8 +14,9 @@ WRONG = {"mismatch": "MISMATCH"}
 IN_MAKE_TEST = ("numbers", "hang", "abort_of_a_captured_communicator", "tensor_parallel_steps")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "scenario", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.full) for name in SCENARIOS]
+    "scenario", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.nightly) for name in SCENARIOS]
 )
 def test_ranks(each_mock: MockGpu, tmp_path: Path, scenario: str) -> None:
     size = RANKS.get(scenario, 2)

@@ -9,7 +9,7 @@ REGISTERS, THREADS, WARP = 65536, 2048, 32  # of a multiprocessor
 NOT_LAUNCHED = {"symmetric_sum_meet"}  # it waits for peers
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("arch", [80, 90])
 def test_no_kernel_spills(each_mock: MockGpu, arch: int) -> None:
     output = each_mock.run("-m", "tests.mock_gpu.spills", "1b", "7b", "30b", variables=each_mock.variables(arch=arch))

@@ -52,7 +52,9 @@ JOBS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SOME = ["documents apart", "lax"]
-ALL = [pytest.param(changes, marks=() if name in SOME else pytest.mark.full, id=name) for name, changes in JOBS.items()]
+ALL = [
+    pytest.param(changes, marks=() if name in SOME else pytest.mark.nightly, id=name) for name, changes in JOBS.items()
+]
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 dp2 zero1": {"tensor_parallel_size": 2, "data_parallel_size": 2},
     "dp2 zero2, offload": {
@@ -151,6 +153,7 @@ def test_batches_that_grow_are_captured_once_they_have_grown(corpus: Path) -> No
     assert replays == STEPS - 2 - step_graph.WARM_STEPS
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 def test_another_learning_rate_needs_no_other_capture(corpus: Path) -> None:
     spec = job(corpus, {})
@@ -164,6 +167,7 @@ def test_another_learning_rate_needs_no_other_capture(corpus: Path) -> None:
     assert [now.loss == before.loss for now, before in zip(results, steady, strict=True)] == [True] * 4 + [False] * 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_so_they_are_on_several_ranks(ranks: Ranks, corpus: Path, layout: dict[str, Any]) -> None:
     spec = job(corpus, {"parallelism": layout})
@@ -210,6 +214,7 @@ def crowded_differences(spec: JobSpec) -> tuple[list[bool], list[int]]:
     return [same(*pair) for pair in zip(found, expected, strict=True)], [*graph.forgotten, graph.replays]
 
 
+@pytest.mark.full
 def test_no_rank_replays_a_step_whose_documents_do_not_fit_on_another(ranks: Ranks, corpus: Path) -> None:
     layout = {"tensor_parallel_size": 1, "data_parallel_size": 2}
     spec = job(corpus, {"parallelism": layout, "data": {"documents_apart": True}})
@@ -219,6 +224,7 @@ def test_no_rank_replays_a_step_whose_documents_do_not_fit_on_another(ranks: Ran
         assert replays == [CROWDED_STEP - 1 - step_graph.WARM_STEPS - 1, STEPS - CROWDED_STEP]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("changes", ALL)
 def test_two_steps_read_the_same_memory(corpus: Path, changes: dict[str, Any]) -> None:
@@ -281,8 +287,9 @@ class Breaking(RecordedGraph):
             raise RuntimeError("the capture was invalidated") from error
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("share", [pytest.param(0.2, marks=pytest.mark.full), 0.6, 0.99])
+@pytest.mark.parametrize("share", [pytest.param(0.2, marks=pytest.mark.nightly), 0.6, 0.99])
 def test_steps_go_on_where_a_capture_has_broken(
     corpus: Path, share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -306,6 +313,7 @@ class AloneInMemory(RecordedGraph):
         return Breaking()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("graph", "timed"), [(RecordedGraph, [True, False, False, True]), (AloneInMemory, [True] * 4)])
 def test_only_some_replays_are_timed(
@@ -362,6 +370,7 @@ def train_where_rank_1_breaks(spec: JobSpec) -> tuple[bool, str | None]:
     return all(same(*pair) for pair in zip(train(state), expected, strict=True)), state.graph.failure()
 
 
+@pytest.mark.full
 def test_no_rank_replays_what_another_could_not_capture(ranks: Ranks, corpus: Path) -> None:
     spec = job(corpus, {"parallelism": {"tensor_parallel_size": 1, "data_parallel_size": 2}})
     (well, why), (also_well, own) = ranks.run(2, train_where_rank_1_breaks, spec)
@@ -384,6 +393,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RecordedGraph]]:
     yield made
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 def test_a_captured_job_reports_what_any_other_does(
     corpus: Path, tmp_path: Path, capturing: list[RecordedGraph], monkeypatch: pytest.MonkeyPatch

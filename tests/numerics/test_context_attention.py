@@ -134,6 +134,7 @@ def on_ranks(each: list[Case]) -> list[tuple[list[Found], ...]]:
 
 
 # Several at a time, as to form a process group takes longer than they do.
+@pytest.mark.full
 @settings(max_examples=6)
 @given(each=st.integers(2, 4).flatmap(lambda count: st.lists(cases(count), min_size=1, max_size=6)))
 def test_outputs_and_gradients_are_those_of_one_rank(ranks: Ranks, each: list[Case]) -> None:
@@ -170,6 +171,7 @@ def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, i
     assert forward == planned.node_bytes + planned.fabric_bytes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("window", "how", "moved"),

@@ -173,7 +173,7 @@ def by_layout() -> list[tuple[Layout, list[Case]]]:
 
 
 def for_all(layout: Layout) -> Any:
-    return pytest.mark.full if layout.dp == layout.tp == 1 else ()
+    return pytest.mark.nightly if layout.dp == layout.tp == 1 else ()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def rounded(cases: list[Case], alone: bool) -> list[Found]:
         return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_in_bf16_ranks_that_share_sequences_are_hardly_further_off_than_one(ranks: Ranks) -> None:
     """At most 1.5 times as far from fp64, which is the project's rule."""
     layout = Layout(1, 1, 1, cp=4)
@@ -246,6 +246,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.full
 def test_a_step_through_a_pipelines_stages_is_that_of_one_rank(ranks: Ranks) -> None:
     """Each of which has the same part of the tokens; as above."""
     (expected,) = ranks.run(1, stepped, PIPELINES, True)
@@ -279,8 +280,9 @@ def plans_of(case: Case) -> Iterator[ContextPlan]:
 SENT = {"keys": 1, "latents": 1, "auto": 2}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "exchange", [*(pytest.param(each, marks=pytest.mark.full) for each in ("keys", "latents")), "auto"]
+    "exchange", [*(pytest.param(each, marks=pytest.mark.nightly) for each in ("keys", "latents")), "auto"]
 )
 def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Ranks, exchange: str) -> None:
     """Keys and values, or latents; or latents between two nodes and keys within them."""
@@ -341,9 +343,9 @@ def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
 
 
 @pytest.mark.parametrize(
-    "cases", [pytest.param(MOVED, id="some"), pytest.param(MORE_MOVED, marks=pytest.mark.full, id="all others")]
+    "cases", [pytest.param(MOVED, id="some"), pytest.param(MORE_MOVED, marks=pytest.mark.nightly, id="all others")]
 )
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_step_with_moved_tasks_is_that_of_one_rank(ranks: Ranks, cases: list[Case]) -> None:
     """As above; and what is sent is as planned, and repeats are alike to the bit."""
     for case, sent in steps_with_moved_tasks(ranks, cases):
@@ -379,6 +381,7 @@ def in_some_micro_batches(case: Case, layout: Layout) -> tuple[list[float], int]
         return after_steps(case, layout)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("zero_stage", [0, 2])
 def test_gradients_are_sent_when_all_are_there_whether_or_not_tasks_move(ranks: Ranks, zero_stage: int) -> None:
     """From the second step on, as soon as the last has come: a weight has as many in each micro-batch."""
@@ -403,8 +406,9 @@ MORE_HALVES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "cases", [pytest.param(HALVES, id="some"), pytest.param(MORE_HALVES, marks=pytest.mark.full, id="all others")]
+    "cases", [pytest.param(HALVES, id="some"), pytest.param(MORE_HALVES, marks=pytest.mark.nightly, id="all others")]
 )
 def test_a_step_of_halves_that_take_turns_is_that_of_one_rank(ranks: Ranks, cases: list[Case]) -> None:
     """As above; each half has its own plan."""
@@ -487,7 +491,7 @@ def planned_of_moved(case: Case) -> dict[str, int]:
     }
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
     """What one rank computes, where nodes have two context parallel ranks each."""
     layout = Layout(2, 1, 1, cp=4)
@@ -505,6 +509,7 @@ def most_moved_on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
         return on_two_nodes(cases, alone)
 
 
+@pytest.mark.full
 def test_tasks_move_as_latents_where_keys_are_no_wider_than_latents(ranks: Ranks) -> None:
     """With a head of keys to four of queries, of 8 each: a latent, too, has 8."""
     case = Case("grouped", Layout(1, 1, 1, cp=4), 0, "latent", 1, exchange="auto", pool="tasks")
@@ -627,6 +632,7 @@ def _lengths(row: np.ndarray[Any, Any], apart: bool) -> list[int]:
     return [length for length in np.diff([0, *ends, len(row)]).tolist() if length]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "zero_stage", "optimizer"),
     [("cola", 1, "adamw"), ("cola", 2, "adamw"), ("svd", 1, "loro"), ("lax", 2, "muon")],
@@ -678,6 +684,7 @@ def trained_on(spec: JobSpec, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.full
 def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path: Path) -> None:
     """With 1, 2 and 1 ranks to a sequence, through checkpoints: as with 1 all along; repeats are alike to the bit."""
     corpus = write_corpus(tmp_path / "corpus")

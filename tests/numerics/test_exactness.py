@@ -107,7 +107,7 @@ def cells_at(size: int, family: str) -> list[ParallelismConfig]:
 # For every run those that differ most, on two ranks.
 SOME = ("tied dense", "cola with gate")
 SIZES_AND_FAMILIES = [
-    pytest.param(size, family, marks=() if size == 2 and family in SOME else pytest.mark.full)
+    pytest.param(size, family, marks=() if size == 2 and family in SOME else pytest.mark.nightly)
     for size in (1, 2, 4)
     for family in FAMILIES
 ]
@@ -123,6 +123,7 @@ def test_float64_loss_and_every_gradient_equal_the_reference(ranks: Ranks, size:
             assert max(of_cell.values()) < 1e-10, (cell, of_cell)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["cola with gate", "lax over cola"])
 def test_float64_halves_of_one_sequence_equal_the_reference(ranks: Ranks, family: str) -> None:
     config, length = model(family), 15  # tokens in unequal halves
@@ -133,6 +134,7 @@ def test_float64_halves_of_one_sequence_equal_the_reference(ranks: Ranks, family
             assert max(of_cell.values()) < 1e-10, (cell, of_cell)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [2, 4])
 def test_float64_sharded_equals_the_unsharded_product_model(ranks: Ranks, size: int) -> None:
     arguments = (model("cola"), ParallelismConfig(), SEQUENCES, LENGTH, torch.float64)
@@ -161,6 +163,7 @@ WIDE = ModelConfig.model_validate(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [2, 4])
 def test_bf16_is_no_worse_than_one_and_a_half_times_unsharded_bf16(ranks: Ranks, size: int) -> None:
     loss_limit, gradient_limit = bf16_errors(ranks, 1, WIDE, "fused")

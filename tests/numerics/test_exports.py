@@ -36,7 +36,7 @@ from tests.numerics import published_cola
 
 def by_name(cases: dict[str, Any], some: Container[str] | None = None) -> Any:
     """A case per model; all but ``some`` of them are for the full layer."""
-    marks = {name: () if some is None or name in some else pytest.mark.full for name in cases}
+    marks = {name: () if some is None or name in some else pytest.mark.nightly for name in cases}
     cells = [pytest.param(changes, marks=marks[name], id=name) for name, changes in cases.items()]
     return pytest.mark.parametrize("changes", cells)
 
@@ -57,6 +57,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return lambda changes: folder_of(model_with(changes))
 
 
+@pytest.mark.full
 @by_name(DENSE)
 def test_a_dense_export_is_what_transformers_computes(exported: Exported, changes: dict) -> None:
     model = model_with(changes)
@@ -109,6 +110,7 @@ def loaded(folder: Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
 
 
+@pytest.mark.full
 @by_name(DENSE | COLA | OWN)
 def test_every_export_is_what_transformers_computes(exported: Exported, changes: dict) -> None:
     model, theirs = model_with(changes), loaded(exported(changes))
@@ -122,6 +124,7 @@ def test_every_export_is_what_transformers_computes(exported: Exported, changes:
     assert len(kept) == (0 if model.rank is None else 7 * model.num_hidden_layers)
 
 
+@pytest.mark.full
 @by_name(
     {
         name: (COLA | OWN)[name]
@@ -145,7 +148,7 @@ def test_an_export_generates_with_a_cache_what_it_does_without(exported: Exporte
     assert torch.equal(with_cache.sequences[:, 6:], whole[:, 5:-1])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_an_export_needs_nothing_of_ours(exported: Exported) -> None:
     code = """
 import sys, torch, transformers
@@ -170,6 +173,7 @@ def test_the_class_can_be_trained(exported: Exported) -> None:
 MERGED = {name: (COLA | OWN)[name] for name in ("svd", "svd, tied", "svd, grouped queries", "svd, no gate")}
 
 
+@pytest.mark.full
 @by_name(MERGED)
 def test_a_merged_model_is_a_plain_llama_that_computes_the_same(tmp_path: Path, changes: dict) -> None:
     model = model_with(changes)
@@ -206,6 +210,7 @@ def products(model: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"model.layers.{block}.{name}", (down_ir @ up_ro).T
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -250,6 +255,7 @@ ONCE = {
 SOME_TWICE = {"dense", "dense, yarn", "cola, grouped queries", "preset 7b", "svd, no gate", "lax, tensor"}
 
 
+@pytest.mark.full
 @by_name(ONCE, SOME_TWICE)
 def test_what_transformers_saves_twice_is_a_start_of_the_same_job(
     exported: Exported, tmp_path: Path, changes: dict
@@ -311,6 +317,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(exported: Exported, cha
     assert all(torch.equal(weight.grad, expected[name].grad) for name, weight in checkpointed.named_parameters())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("target", "adapted"), [(["q_proj", "down_proj"], 2 * 3), ("all-linear", 7 * 3)], ids=str)
 @by_name(FINE_TUNED)
 def test_lora_adapts_projections(

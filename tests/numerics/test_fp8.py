@@ -111,6 +111,7 @@ def test_a_models_gradients_are_as_far_off_as_products_are(ranks: Ranks) -> None
         assert relative_error(mine.loss, exact.loss) < 0.01
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("choice", [{"recompute": mode} for mode in ("latent", "shared", "full", "offload")])
 def test_what_is_recomputed_is_rounded_alike(ranks: Ranks, choice: dict[str, Any]) -> None:
     kept, again = (outcome(ranks, 2, each, torch.float32, fp8=True) for each in ({}, choice))
@@ -123,7 +124,7 @@ def train_in_fp8(spec: Any) -> Any:
         return train_and_record(spec)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_training_goes_on_in_bf16_where_there_are_no_8_bits_and_near_it_where_there_are(
     ranks: Ranks, tmp_path: Path
 ) -> None:

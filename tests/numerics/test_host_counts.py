@@ -33,6 +33,7 @@ def test_a_block_takes_no_more_than_it_has_taken(name: str) -> None:
         assert (found.slices, found.nested) == (0, 0)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_plain_block_takes_more() -> None:
     plain = of_a_block(BLOCKS["as the published code"])

@@ -169,6 +169,7 @@ STATES = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("model", "parallelism", "changes"), STATES, ids=map(str, STATES))
 def test_weights_gradients_and_optimizer_are_counted_to_the_byte(
@@ -203,6 +204,7 @@ def after_a_step(spec: JobSpec) -> tuple[int, int, int]:
     return live.alive_bytes(), bytes_of(*away), sum(next(iter(tier.values())).numel() for tier in tiers)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "parallelism", "changes"),
     [
@@ -307,6 +309,7 @@ ON_HOST = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "kernels", "precision", "model", "choice"), ON_HOST, ids=map(str, ON_HOST))
 def test_what_the_host_has_of_activations_is_counted_to_the_byte(
     size: int, kernels: Implementation, precision: str, model: dict[str, Any], choice: dict[str, Any]
@@ -344,6 +347,7 @@ def kept_of_own(spec: JobSpec) -> int:
         return left - bytes_of(loss_T)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("recompute", "split"), [("none", False), ("latent", False), ("full", False), ("none", True), ("latent", True)]
 )
@@ -370,6 +374,7 @@ def test_halves_of_one_sequence_keep_what_it_keeps() -> None:
     assert whole <= halves < 1.02 * whole  # what enters the head is joined
 
 
+@pytest.mark.full
 def test_halves_take_no_more_than_planned_and_no_less_than_without_exchange(ranks: Ranks) -> None:
     """Of one document to a sequence; the plan has room for all keys, of which these need half."""
     spec = job(
@@ -488,10 +493,11 @@ MIXES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "mixed", "schedule"),
     [
-        pytest.param(model, mixed, schedule, marks=() if schedule in some else pytest.mark.full)
+        pytest.param(model, mixed, schedule, marks=() if schedule in some else pytest.mark.nightly)
         for model, mixed, *some in (
             (COLA, False), ({"family": "lax"}, False, "zero_bubble"), (COLA, True, "1f1b", "interleaved_1f1b")
         )
@@ -570,9 +576,10 @@ def allocated_by_rank(spec: JobSpec) -> int:
     return allocated(work)[2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "parallelism", "changes"),
-    [pytest.param(*gang, marks=() if gang is GANGS[0] else pytest.mark.full, id=str(gang)) for gang in GANGS],
+    [pytest.param(*gang, marks=() if gang is GANGS[0] else pytest.mark.nightly, id=str(gang)) for gang in GANGS],
 )
 def test_real_ranks_are_given_no_more_than_planned_and_hardly_less(
     ranks: Ranks, model: dict[str, Any], parallelism: dict[str, Any], changes: dict[str, Any]
@@ -606,7 +613,7 @@ def by_most_moved(spec: JobSpec) -> tuple[int, int, int]:
     return live.peak, left, received * chunk_tokens(LENGTH_WITH_CHUNKS, 2)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("recompute", ["latent", "none"])
 def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recompute: str) -> None:
     """Where outputs come back as latents: they stay, with log-sum-exps and a share of the queries' latents."""

@@ -35,6 +35,7 @@ def counted(spec: JobSpec) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "parallelism"), CASES, ids=map(str, CASES))
 def test_products_are_counted_to_the_flop(model: dict[str, Any], parallelism: dict[str, Any]) -> None:
     spec = job(model, parallelism)

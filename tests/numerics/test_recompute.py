@@ -45,7 +45,7 @@ def kept_a_token(ranks: Ranks, size: int, config: ModelConfig, recompute: str) -
 
 
 @pytest.mark.parametrize("family", ["svd", "cola"])
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_latent_keeps_the_latents_and_the_residual_and_nothing_else(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family)
     # 7r of latents and two residual shards; the norms' two statistics travel in the latents' payload. A block's input
@@ -59,6 +59,7 @@ def test_latent_keeps_the_latents_and_the_residual_and_nothing_else(ranks: Ranks
     assert kept_a_token(ranks, size, config, "none") > 2 * latent
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["cola", "lax"])
 def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, family: str) -> None:
     config = model(family=family)
@@ -75,8 +76,9 @@ def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, famil
     assert counted(full.backward) == counted(none.backward) | again
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_what_the_host_has_changes_no_bit_and_is_sent_as_it_is_shared(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family, num_hidden_layers=3)
     choices = [{"recompute": mode} for mode in ("shared", "offload")]
@@ -94,8 +96,9 @@ def test_what_the_host_has_changes_no_bit_and_is_sent_as_it_is_shared(ranks: Ran
     assert counted(offload.backward) == counted(shared.backward)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_latents_that_are_shared_change_no_bit_and_are_gathered_once(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family, num_hidden_layers=3)
     choices = [{"recompute": mode} for mode in ("latent", "shared")]

@@ -55,7 +55,7 @@ def choices(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @settings(
     max_examples=40, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture],

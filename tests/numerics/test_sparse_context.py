@@ -181,6 +181,7 @@ def test_traffic_falls_with_what_is_seen(ranks: Ranks) -> None:
     assert sum(sparse) <= 0.5 * sum(dense)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_chosen_is_what_one_rank_chooses(ranks: Ranks, case: Case, dtype: torch.dtype) -> None:

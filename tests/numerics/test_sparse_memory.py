@@ -29,6 +29,7 @@ class Tokens(RandomTokens):
         return tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("parallelism", "precision", "apart"),
     [({"recompute": "none"}, "fp32", False), ({"recompute": "latent", "tensor_parallel_size": 2}, "bf16", True)],
@@ -61,6 +62,7 @@ def peak_of_step(spec: JobSpec) -> int:
     return allocated(step)[2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks_", [2, 4])
 def test_nor_does_one_over_context_parallel_ranks(ranks: Ranks, ranks_: int) -> None:
     """Which has keys of all heads in the plan, should every one be seen."""
@@ -71,8 +73,8 @@ def test_nor_does_one_over_context_parallel_ranks(ranks: Ranks, ranks_: int) -> 
         assert peak <= planned <= 2 * peak
 
 
-@pytest.mark.parametrize("context", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.full
+@pytest.mark.parametrize("context", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_nor_does_a_pipeline_which_keeps_the_indexes_of_several_micro_batches(ranks: Ranks, context: int) -> None:
     training = {"sequence_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 4, "attention": SPARSE}
     parallelism = {"pipeline_parallel_size": 2, "context_parallel_size": context}

@@ -128,7 +128,8 @@ MORE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*SOME, *(pytest.param(each, marks=pytest.mark.full) for each in MORE)], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("case", [*SOME, *(pytest.param(each, marks=pytest.mark.nightly) for each in MORE)], ids=str)
 def test_a_step_is_that_of_one_rank_that_recomputes_nothing(ranks: Ranks, case: Case) -> None:
     """In fp64, to 1e-10; and what is seen is chosen once for each layer and long document, and not for validation."""
     (expected,) = ranks.run(1, stepped, Case(case.family, case.apart), SPARSE)
@@ -147,6 +148,7 @@ def test_a_step_is_that_of_one_rank_that_recomputes_nothing(ranks: Ranks, case: 
         assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), name
 
 
+@pytest.mark.full
 def test_documents_below_from_length_are_attended_to_densely(ranks: Ranks) -> None:
     case = Case("cola", True)
     (dense,) = ranks.run(1, stepped, case, None)
@@ -196,6 +198,7 @@ def reported(corpus: Path, checkpoints: Path) -> list[Report]:
     return found
 
 
+@pytest.mark.full
 def test_a_job_reports_what_it_keeps_and_that_this_is_less_than_wanted(ranks: Ranks, tmp_path: Path) -> None:
     (found,) = ranks.run(1, reported, write_corpus(tmp_path / "corpus"), tmp_path / "checkpoints")
     steps = [report for report in found if isinstance(report, StepReport)]

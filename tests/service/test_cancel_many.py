@@ -54,6 +54,7 @@ def as_cancelled(store: JobStore, job: JobRecord) -> tuple[Any, ...]:
     return {**shown, **known}, job.goodput.phase, last.kind, last.data, last.time == job.finished_at
 
 
+@pytest.mark.full
 def test_a_thousand_jobs_at_once(http: httpx.Client, client_with: With, store: JobStore) -> None:
     apart, *jobs = submitted(store, 1_004, group="study", tags=["a", "b"])
     kept = [*submitted(store, 2, OTHERS, group="study", tags=["a", "b"]), *submitted(store, 1, group="another")]
@@ -93,6 +94,7 @@ def test_a_thousand_jobs_at_once(http: httpx.Client, client_with: With, store: J
     assert len({each["request_id"] for each in many}) == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_what_was_cancelled_before_a_failure_is_recorded(
     http: httpx.Client, client_with: With, store: JobStore, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +114,7 @@ def test_what_was_cancelled_before_a_failure_is_recorded(
     assert [(each["action"], each["status"]) for each in recorded] == [("job.cancel", 503)] * 251
 
 
+@pytest.mark.full
 def test_jobs_named_by_their_ids(http: httpx.Client, client_with: With, store: JobStore) -> None:
     waiting, again, done = submitted(store, 3)
     (foreign,) = submitted(store, 1, OTHERS)

@@ -67,7 +67,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallServer]:
     server.close()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_thousands_of_half_sent_headers_are_closed_and_others_are_answered(small: SmallServer) -> None:
     most = DESCRIPTORS // 2
     with ExitStack() as held:
@@ -93,7 +93,7 @@ def test_thousands_of_half_sent_headers_are_closed_and_others_are_answered(small
     assert len(small.log.read_text()) < 10_000
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_without_descriptors_the_server_lives_and_is_quiet(small: SmallServer) -> None:
     process = psutil.Process(small.process.pid)
     assert httpx.get(f"{small.url}/healthz").status_code == 200
@@ -124,6 +124,7 @@ def closed_after(client: socket.socket) -> tuple[float, bytes]:
     return time.monotonic() - before, said
 
 
+@pytest.mark.full
 def test_every_part_of_a_request_has_its_time(hurried: None, guarded: RunningApi) -> None:
     whole = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as held:
@@ -138,7 +139,7 @@ def test_every_part_of_a_request_has_its_time(hurried: None, guarded: RunningApi
             assert said.endswith(b"the request did not arrive in time; send it faster") or sent.startswith(whole)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_trickle_gains_no_time(hurried: None, guarded: RunningApi) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port)) as client:
         client.sendall(HALF_A_HEAD)
@@ -148,7 +149,7 @@ def test_a_trickle_gains_no_time(hurried: None, guarded: RunningApi) -> None:
                 time.sleep(0.1)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_what_is_in_time_is_answered_however_slowly(hurried: None, guarded: RunningApi) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port)) as client:
         for _ in range(3):
@@ -160,7 +161,7 @@ def test_what_is_in_time_is_answered_however_slowly(hurried: None, guarded: Runn
             assert answer.status == 200 and answer.read() == b'{"status":"ok"}'
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_handshake_has_its_time(hurried: None, store: JobStore, database_url: str, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     settings = Settings(home=tmp_path, database_url=database_url, tls_cert=certificate, tls_key=key)
@@ -178,6 +179,7 @@ def test_a_handshake_has_its_time(hurried: None, store: JobStore, database_url: 
 CHUNKED = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("request_line", "status"), [(b"POST /nowhere", b"404"), (b"POST /session", b"400"), (b"GET /healthz", b"200")]
 )
@@ -196,6 +198,7 @@ def test_who_stops_speaking_http_is_cut_off_without_a_traceback(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "head",
     [
@@ -228,7 +231,7 @@ def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(api: R
         assert client.recv(12) == b"HTTP/1.1 413"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_streams_stay_open_unless_nobody_reads_them(
     hurried: None, guarded: RunningApi, client_with: With, store: JobStore
 ) -> None:
@@ -309,6 +312,7 @@ def test_the_log_has_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_who_does_not_read_an_answer_does_not_keep_the_server_from_stopping(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,10 +60,11 @@ def told_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return told
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("database", "life"),
     [
-        pytest.param(database, life, marks=() if (database, life) in product(["sqlite"], SOME) else pytest.mark.full)
+        pytest.param(database, life, marks=() if (database, life) in product(["sqlite"], SOME) else pytest.mark.nightly)
         for database, lives in PLAYED.items()
         for life in lives
     ],
@@ -84,7 +85,7 @@ def test_killed_at_each_point_all_goes_on_as_if_undisturbed(
             assert not job["alive"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_transition_is_among_the_points(told_of: Callable[[str], Told]) -> None:
     told = told_of("sqlite")
     done, of_all = ({point for life in lives for point in told[life]["points"]} for lives in (EVERYTHING, ALL))

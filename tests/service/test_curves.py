@@ -74,6 +74,7 @@ def test_a_spike_of_one_step_stays_visible_in_few_points(store: JobStore) -> Non
     assert (curve.x[-1], sorted(curve.x)) == (1000, curve.x)
 
 
+@pytest.mark.full
 def test_curves_are_also_given_as_csv(api: RunningApi, store: JobStore) -> None:
     run = Run(store)
     run.steps(1, 4, s3=math.nan)
@@ -105,6 +106,7 @@ def test_only_new_events_are_read_and_nothing_of_a_job_that_is_the_same(
     assert str(newer) != str(everything)  # from the newest event that was read, and from the first
 
 
+@pytest.mark.full
 def test_a_curve_of_many_steps_keeps_within_its_buckets(store: JobStore) -> None:
     run, cache, steps = Run(store), CurveCache(store.engine), 2 * MOST_BUCKETS + 2
     for first in range(1, steps, 1000):
@@ -168,6 +170,7 @@ def test_jobs_are_compared_by_tags_that_only_old_ones_have(
         assert [job.id for job in client.compare(search="tiny").jobs] == newer[:2:-1]
 
 
+@pytest.mark.full
 def test_curves_are_over_tokens_flops_and_time(api: RunningApi, store: JobStore) -> None:
     run = Run(store, data={"source": {"kind": "standard_library"}, "validation": VALIDATION}, group="g", tags=["a"])
     waiting = store.create(a_spec(name="waiting", group="g"), "/c").id
@@ -214,6 +217,7 @@ def test_too_much_is_refused(api: RunningApi, store: JobStore) -> None:
             assert httpx.get(f"{api.url}/v1/jobs/compare/curves", params=wrong).status_code == 422, wrong
 
 
+@pytest.mark.full
 def test_curves_that_take_long_hold_up_nothing_else(
     api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +246,7 @@ def test_curves_that_take_long_hold_up_nothing_else(
     assert (cancelled.status_code, begun) == (202, SLOW_THREADS)
 
 
+@pytest.mark.full
 def test_other_tenants_curves_are_not_found(guarded: RunningApi, store: JobStore) -> None:
     ours, theirs = (
         store.create(a_spec(name=name, group="g", tags=["t"]), "/c", Owner(name, "x")) for name in ("ours", "theirs")

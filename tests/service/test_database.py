@@ -68,6 +68,7 @@ def assert_up_to_date(url: str) -> None:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
 
 
+@pytest.mark.full
 def test_of_several_services_that_start_one_migrates(empty_database_url: str) -> None:
     processes = [migrating(empty_database_url, NEVER) for _ in range(3)]
     for process in processes:
@@ -79,6 +80,7 @@ def test_of_several_services_that_start_one_migrates(empty_database_url: str) ->
     assert_up_to_date(empty_database_url)
 
 
+@pytest.mark.full
 def test_a_migration_that_is_killed_has_changed_nothing(empty_database_url: str) -> None:
     for kill_at in (8, 20, 30):
         process = migrating(empty_database_url, kill_at)
@@ -158,6 +160,7 @@ def _sqlite(server: Troubled, pragma: str) -> None:
     event.listen(server.store.engine, "checkout", lambda connection, *_: connection.execute(f"PRAGMA {pragma}"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("database", "pragma", "status", "code"),
     [
@@ -172,6 +175,7 @@ def test_a_file_that_takes_nothing_is_said_to_be_so(troubled: Troubled, pragma: 
     assert troubled.request("GET", "/v1/jobs")[0] == 200, "what is stored can be read"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_a_file_that_another_writer_locks(troubled: Troubled) -> None:
     with troubled.store.engine.connect() as other:
@@ -190,6 +194,7 @@ CREATE TRIGGER no_space BEFORE INSERT OR UPDATE ON jobs FOR EACH ROW EXECUTE FUN
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["postgresql"])
 @pytest.mark.parametrize(
     ("statement", "status", "code"),
@@ -208,6 +213,7 @@ def test_a_postgresql_that_takes_nothing_is_said_to_be_so(
     assert troubled.request("GET", f"/v1/jobs/{troubled.job.id}")[0] == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_requests_behind_a_locked_table_are_answered_in_time(troubled: Troubled, database_url: str) -> None:
     with psycopg.connect(database_url) as operator:
@@ -254,6 +260,7 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     assert (done.exit_code, "its file is damaged" in " ".join(done.stderr.split())) == (1, True), done.stderr
 
 
+@pytest.mark.full
 def test_characters_that_databases_lack(store: JobStore) -> None:
     with pytest.raises(JobNotFound):
         store.get("what\0ever")
@@ -268,6 +275,7 @@ def test_characters_that_databases_lack(store: JobStore) -> None:
     assert store.count_changes(job.id, Reason.TRAINING_FAILED, job.queued_at) == 1
 
 
+@pytest.mark.full
 def test_a_database_of_a_newer_version_says_what_to_do(database_url: str, tmp_path: Path) -> None:
     engine = open_engine(database_url)
     with engine.begin() as connection:

@@ -51,6 +51,7 @@ def test_jobs_are_found_by_how_they_are_described(api: RunningApi, store: JobSto
             client.list(tags=["a b"])
 
 
+@pytest.mark.full
 def test_a_search_reads_some_jobs_a_page(api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.jobs.queries.MOST_SEARCHED", 3)
     made = [store.create(a_spec(name=name), "/checkpoints").id for name in ("a1", "b1", "a2", "b2", "b3", "b4", "a3")]
@@ -73,6 +74,7 @@ def test_a_search_reads_some_jobs_a_page(api: RunningApi, store: JobStore, monke
         assert client.list(limit=7).next_cursor is None, "no search"
 
 
+@pytest.mark.full
 def test_a_description_is_changed_at_any_time_and_nothing_else_after_the_end(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(group="old", tags=["a"]), "/checkpoints")
     finish(store, start(store, job.id).id)
@@ -107,6 +109,7 @@ def test_without_a_description_a_job_is_stored_as_the_release_before_reads_it(st
     assert not {"group", "tags", "notes"} & spec.keys()
 
 
+@pytest.mark.full
 def test_the_command_line_describes_and_finds(api: RunningApi, store: JobStore, tmp_path: Path) -> None:
     boost = boost_at(api.url)
     file = job_file(tmp_path, GOOD | {"tags": ["file"], "group": "file"})
@@ -124,6 +127,7 @@ def test_the_command_line_describes_and_finds(api: RunningApi, store: JobStore, 
     assert "give --name" in boost("patch", job.id).stderr
 
 
+@pytest.mark.full
 def test_a_search_stays_within_the_tenant(guarded: RunningApi, store: JobStore) -> None:
     store.create(a_spec(tags=["secret"], notes="theirs"), "/checkpoints", Owner("theirs", "x"))
     key = KeyStore(store.engine).create("ours", "ours", [Scope.SUBMIT], None).key

@@ -25,7 +25,7 @@ from tests.processes import name_of
 from tests.service.conftest import free_port
 from tests.service.serving import BOOST, PATIENCE_SECONDS, Server, command_line
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 logger = logging.getLogger(__name__)
 
 _PROGRAM = """

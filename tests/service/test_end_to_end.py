@@ -57,7 +57,7 @@ def steps_in_tensorboard(server: Server, client: Client, job: JobRecord) -> list
     return [point.step for point in curves.Scalars("train/loss")]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_answers_before_ray_is_up(server: Server, client: Client) -> None:
     early = server.answers("/readyz")
     assert early is not None
@@ -100,7 +100,7 @@ def test_a_job_from_post_to_checkpoint_loses_a_worker_on_the_way(
     )
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_profile_over_http(
     server: Server, client: Client, submit: Callable[[int], JobRecord], tmp_path: Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_profile_over_http(
     server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int], JobRecord]) -> None:
     job = submit(1_000_000)
     server.until(lambda: progress(client, job) > 5)
@@ -143,7 +143,7 @@ def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int]
     server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_killed_server_takes_its_jobs_up_again(
     server: Server, client: Client, submit: Callable[[int], JobRecord]
 ) -> None:
@@ -187,6 +187,7 @@ def rays_folders(server: Server) -> list[Path]:
     return list(Path(server.environment["TMPDIR"]).glob("boost-ray.*"))
 
 
+@pytest.mark.full
 def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:
     done = subprocess.run([BOOST, "serve"], env=server.environment, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -195,7 +196,7 @@ def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:
     assert line.endswith("; stop what uses it or set BOOST_PORT to another port")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_trains_on_a_dataset_that_the_service_has_made(server: Server, client: Client, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     (tmp_path / "corpus" / "6.txt").write_bytes((tmp_path / "corpus" / "5.txt").read_bytes())

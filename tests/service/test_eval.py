@@ -64,7 +64,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_scores_of_a_job_are_in_its_record_its_events_and_on_the_card(
     api: RunningApi, store: JobStore, trained: Path, tasks: Path, tmp_path: Path,
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -89,6 +89,7 @@ def test_scores_of_a_job_are_in_its_record_its_events_and_on_the_card(
     assert "| fox acc | 1.0000 ± 0.0000 on 3 documents (lm-eval" in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.full
 def test_a_folder_of_checkpoints_needs_no_service(trained: Path, tasks: Path, tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
     assert main(["eval", f"--tasks={tasks}", "--limit=2", f"--out={out}", str(trained)]) == 0
@@ -110,6 +111,7 @@ def test_files_that_cannot_be_used_are_named_before_anything_is_loaded(
         assert refusal in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_answers_generated_in_a_batch_are_those_of_each_question(trained: Path, tasks: Path, tmp_path: Path) -> None:
     one, asked = load_model(CheckpointFolder(str(trained)), 60, None), []
     for length in (3, 9, 20):
@@ -135,7 +137,7 @@ def test_answers_generated_in_a_batch_are_those_of_each_question(trained: Path, 
         pytest.param(
             {"dataset_path": "somebody/nothing", "dataset_kwargs": {}},
             "lm-eval cannot evaluate fox: ",
-            marks=pytest.mark.full,  # without a network the hub is asked several times
+            marks=pytest.mark.nightly,  # without a network the hub is asked several times
         ),
         ({"dataset_kwargs": {"data_files": {"test": "/nowhere.jsonl"}}}, "/nowhere.jsonl"),
     ],
@@ -149,6 +151,7 @@ def test_a_task_that_cannot_be_run_is_named(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_paths_without_tasks_are_refused_before_anything_is_loaded(
     trained: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from service.models.access import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
 # What happens to a job that its user does not bring about: losses, defects, a store that is full.

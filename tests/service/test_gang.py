@@ -125,7 +125,7 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
     gangs: RayGangs, start: Callable[..., Gang]
 ) -> None:
@@ -140,7 +140,7 @@ def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
     assert stat.S_IMODE(gangs._folder.path.stat().st_mode) == 0o700, "Ray's own folder in it is open to everybody"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
     gang = start(training={"steps": 30})
     gangs.launch(a_tag(gang.job_id), tiny_job(tmp_path, tmp_path), gang.orders)  # again starts nothing
@@ -181,7 +181,7 @@ class Stalls(Answers):
         return super().poll(after_sequence, orders)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: Path) -> None:
     orders, go_on = Orders(Layout(1, 1, 1), (), Cause.WORKER_BACK), tmp_path / "go-on"
     actors = {"answers": Answers, "fails": Fails, "stalls": Stalls, "dies": Answers}
@@ -217,7 +217,7 @@ def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: P
     until(lambda: not gangs.alive())
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_who_waits_for_updates_hears_of_a_step_at_once(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(3))
@@ -228,7 +228,7 @@ def test_who_waits_for_updates_hears_of_a_step_at_once(gangs: RayGangs, start: C
             gang.poll()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(5))
@@ -248,7 +248,7 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
     gangs.end(gang.job_id, 1)  # harmless
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
     gang = start(training={"steps": 60}, checkpoint={"every_steps": 50})
     gang.until(trained(20))
@@ -280,6 +280,7 @@ def train_run(gang: Gang) -> tuple[Any, list[Any]]:
     return ray.get(actor.get_train_runs.remote())[gang.job_id], list(attempts.values())
 
 
+@pytest.mark.full
 def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) -> None:
     gang = start(checkpoint={"continue_from": "/nowhere/at-all"})
     gang.until(ended)
@@ -345,7 +346,7 @@ def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, s
     )
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_another_layout_goes_through_the_store_and_loses_no_step(start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS, elasticity={"data_parallel_size": {"max": 2}, "layouts": [[2, 1], [1, 1]]})
     gang.until(trained(10))
@@ -376,7 +377,7 @@ def saving(gang: Gang) -> bool:
     return gang.status.phase is GangPhase.SAVING
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, start: Callable[..., Gang]) -> None:
     gang = start(fault_tolerance={"max_restarts": 1})
     gang.until(saving)
@@ -401,7 +402,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, sta
     assert folder.damage(8) == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_who_waits_for_the_store_gives_the_workers_back(
     gangs: RayGangs, full_disk: Path, start: Callable[..., Gang], tmp_path: Path
 ) -> None:
@@ -422,7 +423,7 @@ def test_who_waits_for_the_store_gives_the_workers_back(
     assert CheckpointFolder(str(full_disk)).damage(8) == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[..., Gang], tmp_path: Path) -> None:
     blocked = tmp_path / "checkpoints"
     blocked.write_text("a file")
@@ -436,6 +437,7 @@ def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[...,
     assert not gang.of("interruption")
 
 
+@pytest.mark.full
 def test_what_does_not_fit_waits_with_a_message(gangs: RayGangs) -> None:
     *_, decision = decide([waiting_job("job-large", 8)], gangs.nodes())
     assert isinstance(decision, Wait)

@@ -78,7 +78,7 @@ def prompt(call: Callable[[], httpx.Response]) -> httpx.Response:
     return answer
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("trickles", [False, True], ids=["silent", "trickling"])
 def test_a_store_that_does_not_answer_holds_up_its_own_tenant_alone(
     begin: Begin, secrets: Path, store: JobStore, trickles: bool
@@ -108,6 +108,7 @@ def test_a_store_that_does_not_answer_holds_up_its_own_tenant_alone(
     until(lambda: threads_at_stores() == 0)
 
 
+@pytest.mark.full
 def test_what_the_tenant_waits_for_is_free_again_when_the_store_has_ended(begin: Begin, secrets: Path) -> None:
     _, client_with = begin()
     hostile = client_with(Scope.SUBMIT, tenant="hostile")

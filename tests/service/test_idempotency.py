@@ -87,6 +87,7 @@ def test_many_threads_with_different_requests_make_one_job(store: JobStore) -> N
     assert {type(error) for error in raised} == {IdempotencyKeyReused}
 
 
+@pytest.mark.full
 def test_several_processes_make_one_job_of_each_key(store: JobStore, database_url: str) -> None:
     senders = [
         subprocess.Popen(

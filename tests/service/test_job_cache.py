@@ -148,6 +148,7 @@ def test_json_is_what_pydantic_writes(store: JobStore) -> None:
     assert jobs[1].as_json == store.get(jobs[1].id).as_json, "as it was created, and as it is read"
 
 
+@pytest.mark.full
 def test_over_http(guarded: RunningApi, client_with: With, other: JobStore) -> None:
     http = client_with(Scope.SUBMIT, Scope.READ, tenant="a")
     submitted = http.post("/v1/jobs", json={**json.loads(a_spec().model_dump_json()), "data": {}, "checkpoint": {}})

@@ -123,6 +123,7 @@ def test_of_many_threads_one_wins(store: JobStore, database_url: str, before: st
     assert [lease for lease in taken if lease] == [Lease(WORK, 2 if before == "run out" else 1)]
 
 
+@pytest.mark.full
 def test_of_several_processes_one_wins(store: JobStore, database_url: str) -> None:
     assert Leases(store.engine, "dead").take(WORK, 60)
     run_out(store.engine)

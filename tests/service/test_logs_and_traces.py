@@ -18,7 +18,7 @@ from tests.jobs import tiny_job, write_corpus
 from tests.service.collector import Collector, collector
 from tests.service.serving import Server
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 Line = dict[str, Any]
 

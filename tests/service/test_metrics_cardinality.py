@@ -64,6 +64,7 @@ def run(store: JobStore) -> None:
     store.append_reports(job.id, 1, numbered(*reports))
 
 
+@pytest.mark.full
 def test_series_of_a_hundred_jobs(http: httpx.Client, store: JobStore) -> None:
     for _ in range(JOBS):
         run(store)
@@ -94,6 +95,7 @@ def test_series_of_the_ranks_of_a_hundred_jobs(monkeypatch: pytest.MonkeyPatch, 
     assert f"| {MOST_OF_A_JOB} | {JOBS * MOST_OF_A_JOB:,}".replace(",", " ") in page
 
 
+@pytest.mark.full
 def test_requests_of_any_kind_make_no_more_series(http: httpx.Client) -> None:
     def kinds() -> int:
         return len(Scrape(http).find("boost_http_requests_total"))

@@ -154,6 +154,7 @@ def test_kinds_precisions_and_profiles_are_apart(store: JobStore, observations: 
     assert observations.for_job(a_spec(training={"steps": 1, "precision": "bf16"}), None, None, "lab") is None
 
 
+@pytest.mark.full
 def test_no_tenant_outweighs_others_by_the_number_of_its_jobs(store: JobStore, observations: Observations) -> None:
     job = ran(store, 1.0, tenant="calm")
     for tenant, jobs, ratio in (("calm", 4, 1.0), ("quiet", 4, 1.0), ("wild", 34, 9.0)):
@@ -175,6 +176,7 @@ def test_no_tenant_outweighs_others_by_the_number_of_its_jobs(store: JobStore, o
     assert rows(store) == 5 + 4 + 32
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_jobs_are_corrected_by_those_before_them_and_keep_that(client: Client, store: JobStore) -> None:
     """The correction does not chase itself: what is kept is beside the prediction without it."""

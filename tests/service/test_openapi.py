@@ -33,7 +33,7 @@ from tests.service.records import (
 )
 from tests.service.routes import BODIES
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 CASES = 5000
 CONFIG = Path(__file__).with_name("openapi.toml")

@@ -136,6 +136,7 @@ def test_a_job_has_the_profile_of_the_gpu_that_it_asks_for(profiles: ProfileStor
     assert {why: profiles.for_job(spec) for why, spec in without.items()} == dict.fromkeys(without)
 
 
+@pytest.mark.full
 def test_operators_store_what_everybody_reads(client_with: With) -> None:
     operator, reader = client_with(Scope.ADMIN, name="ops"), client_with(Scope.READ, tenant="lab")
     stored = operator.put("/v1/profiles/H100", json=BODY)
@@ -191,6 +192,7 @@ def test_a_body_that_no_profile_needs_is_not_read(api: RunningApi) -> None:
     assert (answer.status_code, answer.json()["code"]) == (413, "body-too-large")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> None:
     boost: Callable[..., Any] = boost_at(api.url)
@@ -234,7 +236,7 @@ def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
-@pytest.mark.full
+@pytest.mark.nightly
 def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client, tmp_path: Path) -> None:
     job, asked = on(accelerator_type="H100"), PlanSearch(gpus=4)
     assumed = client.plan(job, asked)
@@ -267,8 +269,8 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
     assert (refused.exit_code, "takes neither --profile, --cluster nor" in refused.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-@pytest.mark.full
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, profiles: ProfileStore) -> None:
     """Its layouts are chosen by it, whatever becomes of the profile; a clone is planned anew."""
     left = on(accelerator_type="H100").model_dump(mode="json")

@@ -107,7 +107,7 @@ def start(gangs: RayGangs, tmp_path: Path, request: pytest.FixtureRequest) -> It
     gangs.end(name, 1)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_gangs_endpoints_count_what_its_events_say_and_go_with_it(start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(20))
@@ -145,7 +145,7 @@ def test_a_gangs_endpoints_count_what_its_events_say_and_go_with_it(start: Calla
         await_end(endpoint, 10)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_without_a_free_port_a_rank_says_so_and_trains(
     gangs: RayGangs, start: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from tests.service.crash_matrix import LIVES, User
 from tests.service.file_cluster import FileCluster
 from tests.service.replica import LEASE_SECONDS
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 JOBS = 50
 DEADLINE_SECONDS = 240

@@ -145,6 +145,7 @@ def test_filters(http: httpx.Client, store: JobStore) -> None:
     assert found(name="o_l") == []
 
 
+@pytest.mark.full
 def test_cancelled_and_failed_jobs_are_retried(http: httpx.Client, store: JobStore) -> None:
     job = submit(http)
     path = f"/jobs/{job['id']}"
@@ -248,6 +249,7 @@ def test_a_clone_of_a_trial_is_not_in_its_sweep(http: httpx.Client) -> None:
     assert http.post(f"/jobs/{other['id']}/clone", json={}).json()["spec"]["group"] == "rates"
 
 
+@pytest.mark.full
 def test_a_change_in_a_clone_takes_effect_on_what_follows_from_it(http: httpx.Client) -> None:
     job = submit(http, model={"preset": "tiny", "family": "svd"}, optimizer={"kind": "loro"})
 
@@ -513,6 +515,7 @@ def test_a_build_is_shown_as_holder_of_cpus(http: httpx.Client, store: JobStore)
         DatasetBuilds(store).update(builds[name], progress=progress | {"cpus": 0.0})
 
 
+@pytest.mark.full
 def test_log_lines_by_rank_level_and_time(api: RunningApi, http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), "file:///c")
     start(store, job.id)
@@ -537,7 +540,7 @@ def test_log_lines_by_rank_level_and_time(api: RunningApi, http: httpx.Client, s
     assert (none.exit_code, none.output) == (0, f"{job.id} has no log lines that fit these options\n")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Client, store: JobStore) -> None:
     gpus = {"a": (2.0, "H200"), "b": (2.0, "H200"), "c": (2.0, "H200"), "d": (4.0, "H200"), "e": (64.0, "H100")}
     nodes = [
@@ -595,6 +598,7 @@ def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Clie
     assert "set fault_tolerance.memory_copy_every_steps=null" in refused.text
 
 
+@pytest.mark.full
 def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:
     gpu = {"resources": {"gpus_per_worker": 1, "accelerator_type": "A100"}, "parallelism": {"recompute": "auto"}}
     levels = [{"name": "node", "fan_out": 4, "gigabytes_per_second": 300}]
@@ -622,6 +626,7 @@ def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:
     assert "the profile is of bf16" in other.json()["detail"]
 
 
+@pytest.mark.full
 def test_the_service_chooses_layouts_that_a_job_leaves_to_it(http: httpx.Client, store: JobStore) -> None:
     left = GOOD | {
         "model": {"preset": "7b", "vocab_size": 32_000}, "parallelism": {"recompute": "auto"},
@@ -663,6 +668,7 @@ def test_the_service_chooses_layouts_that_a_job_leaves_to_it(http: httpx.Client,
     assert "raise elasticity.gpus.max" in refused["detail"]
 
 
+@pytest.mark.full
 def test_layouts_are_chosen_whatever_the_data_is() -> None:
     tokens = {"source": {"kind": "tokenized", "paths": ["/tokens"]}, "documents_apart": True}
     spec = a_spec(
@@ -679,6 +685,7 @@ def test_layouts_are_chosen_whatever_the_data_is() -> None:
         )
 
 
+@pytest.mark.full
 def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:
     spec, asked = a_spec(), PlanSearch(gpus=4, top=2)
     searches = Searches()
@@ -704,6 +711,7 @@ def test_a_defect_in_a_search_is_not_taken_for_the_jobs(monkeypatch: pytest.Monk
         Searches().plans(a_spec(), PlanSearch(gpus=4), "a")
 
 
+@pytest.mark.full
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:
     left = GOOD | {"parallelism": {}, "elasticity": {"layouts": "auto", "gpus": {"max": 4}}}
     with api.app.state.context.searches.for_layouts.of("default"):

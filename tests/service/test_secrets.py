@@ -102,7 +102,7 @@ def own_ranks(s3: S3Server) -> Iterator[Ranks]:
     pool.close()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["text", "tokenized"])
 def test_ranks_train_with_their_jobs_secret(
     own_ranks: Ranks, secrets: Path, corpus: str, tmp_path: Path, kind: str
@@ -129,7 +129,7 @@ def test_ranks_train_with_their_jobs_secret(
     assert (end, resumed[0].resumed_from) == (None, f"{job.checkpoint.url}/step-00000006")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("where", ["data", "checkpoint"])
 def test_ranks_with_a_wrong_secret_fail_and_do_not_tell_it(
     own_ranks: Ranks, secrets: Path, corpus: str, tmp_path: Path, where: str
@@ -148,6 +148,7 @@ def test_ranks_with_a_wrong_secret_fail_and_do_not_tell_it(
     assert (f"{corpus}/[redacted]" in said) is (where == "data")
 
 
+@pytest.mark.full
 def test_the_door_looks_up_with_each_tenants_own_secret(secrets: Path, corpus: str) -> None:
     right, wrong = (giving_up_soon(options(secrets, tenant)) for tenant in ("blue", "red"))
     source = {"kind": "text", "paths": [corpus]}

@@ -90,6 +90,7 @@ def test_from_the_first_key_to_the_first_job(
     assert len(actions) == 2, "what was done to the database itself, and the submission"
 
 
+@pytest.mark.full
 def test_jobs_of_another_tenant_are_not_there(boost_as: Callable[..., Boost], tmp_path: Path, job: dict) -> None:
     ours, theirs, operator = boost_as("lab"), boost_as("rivals"), boost_as("ops", Scope.ADMIN)
     job_id = ours("submit", job_file(tmp_path, job)).stdout.split()[1]
@@ -119,6 +120,7 @@ def test_who_may_what(boost_as: Callable[..., Boost], shared: RunningApi, tmp_pa
         assert boost(*refused).exit_code == 4, refused
 
 
+@pytest.mark.full
 def test_what_an_operator_does(boost_as: Callable[..., Boost], shared: RunningApi, tmp_path: Path, job: dict) -> None:
     operator, user = boost_as("ops", Scope.ADMIN), boost_as("lab")
     file = job_file(tmp_path, job)
@@ -166,6 +168,7 @@ def test_clones_and_dry_runs(boost_as: Callable[..., Boost], tmp_path: Path, job
 # The client
 
 
+@pytest.mark.full
 def test_a_lost_answer_makes_no_second_job(
     shared: RunningApi, key: Callable[..., str], store: JobStore, job: dict[str, object]
 ) -> None:

@@ -32,6 +32,7 @@ def makes(store: JobStore, job_id: str, steer: Steer, step: int) -> JobRecord:
     return store.append_reports(job_id, 1, numbered(report, first=store.last_sequences([job_id])[job_id] + 1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 def test_a_running_job_is_steered_once_its_gang_says_so(api: RunningApi, store: JobStore) -> None:
     job = training(store)

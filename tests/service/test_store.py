@@ -446,6 +446,7 @@ def test_racing_changes_are_each_decided_on_the_newest_record(store: JobStore) -
     assert states(store, job.id) == ["QUEUED", "SCHEDULING"]
 
 
+@pytest.mark.full
 def test_no_racing_write_is_lost(store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
@@ -518,6 +519,7 @@ def test_a_spare_copy_is_the_newest_gangs(store: JobStore) -> None:
     assert store.get(job.id).spare is None
 
 
+@pytest.mark.full
 def test_reports_of_many_jobs_are_stored_together_as_they_are_one_by_one(store: JobStore) -> None:
     said = [
         [a_start(), a_shape(), a_step(1), a_log_line("fine")],

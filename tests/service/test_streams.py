@@ -84,6 +84,7 @@ def running_job(store: JobStore) -> JobRecord:
     return start(store, store.create(a_spec(), "/checkpoints").id)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_hundred_clients_get_everything_once_and_in_order(deaf: None, api: RunningApi, store: JobStore) -> None:
     job = running_job(store)
@@ -97,7 +98,7 @@ def test_a_hundred_clients_get_everything_once_and_in_order(deaf: None, api: Run
     assert seen == [[each.id for each in store.events(job.id)]] * CLIENTS
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @OnPostgres
 def test_clients_of_one_process_are_told_what_others_write(deaf: None, apis: list[RunningApi], store: JobStore) -> None:
     job = running_job(store)
@@ -124,6 +125,7 @@ def test_clients_of_one_process_are_told_what_others_write(deaf: None, apis: lis
     until(lambda: listeners(store) == [])  # nobody follows any more
 
 
+@pytest.mark.full
 @OnPostgres
 def test_nothing_is_lost_when_postgresql_lets_go(
     apis: list[RunningApi], store: JobStore, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +147,7 @@ def test_nothing_is_lost_when_postgresql_lets_go(
     assert seen == [[each.id for each in store.events(job.id)]] * 10
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @OnPostgres
 def test_what_a_release_writes_that_tells_nobody_is_found(apis: list[RunningApi], store: JobStore) -> None:
     job = running_job(store)
@@ -186,6 +188,7 @@ def test_ids_of_a_jobs_events_grow_in_the_order_of_commits(database_url: str) ->
     assert [each.kind for each in watching.events(job.id)[4:]] == ["progress", "patch"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_streams_go_on_when_the_database_comes_back(
     api: RunningApi, store: JobStore, database_url: str, monkeypatch: pytest.MonkeyPatch
@@ -214,6 +217,7 @@ def test_streams_go_on_when_the_database_comes_back(
     assert seen == [[each.id for each in store.events(job.id)]] * 3
 
 
+@pytest.mark.full
 def test_a_client_that_leaves_in_the_middle_of_an_answer_is_forgotten(api: RunningApi, store: JobStore) -> None:
     job, feeds = running_job(store), api.app.state.context.feeds
     store.append_reports(job.id, 1, numbered(*(a_log_line("x" * 50_000) for _ in range(200))))
@@ -224,6 +228,7 @@ def test_a_client_that_leaves_in_the_middle_of_an_answer_is_forgotten(api: Runni
     until(lambda: not feeds._feeds)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_an_event_that_cannot_be_read_ends_its_jobs_streams_alone(api: RunningApi, store: JobStore) -> None:
     job, other = running_job(store), running_job(store)

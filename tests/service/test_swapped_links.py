@@ -116,6 +116,7 @@ def train_with(access: Access, job: object) -> None:
         Access().configure()
 
 
+@pytest.mark.full
 def test_ranks_do_not_read_or_write_what_became_a_link(ranks: Ranks, tmp_path: Path) -> None:
     own, others = tmp_path / "lab", tmp_path / "others"
     for folder in (own, others):

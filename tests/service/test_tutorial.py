@@ -11,7 +11,7 @@ import pytest
 from tests.service.serving import BOOST, Server, short_folder
 from tests.used import ROOT
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"^```sh(.*?)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ from tests.jobs import tiny_job, write_corpus
 from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 from tests.service.serving import Server, short_folder
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 
 KEY, SECRET = CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
 WRONG = "wrong/secret+of+the+lab"
