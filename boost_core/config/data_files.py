@@ -12,8 +12,8 @@ import re
 import struct
 import sysconfig
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -397,7 +397,9 @@ def refuse_damaged(
         parts = {}
         for url in (url for place, url in enumerate(sorted(sizes)) if place in places):
             filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
-            if (part := schema_of(filesystem, path, sizes[url])) is not None:
+            with _hub_in_words(url):
+                part = schema_of(filesystem, path, sizes[url])
+            if part is not None:
                 parts[url] = part
         try:
             problems = problems_of_schemas([*parts.values()], source.text_field) if parts else []
@@ -409,7 +411,8 @@ def refuse_damaged(
     elif source.kind == "jsonl" and files and files[0].size and not compression(files[0].url):
         url = files[0].url
         filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
-        beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
+        with _hub_in_words(url):
+            beginning = filesystem.cat_file(path, start=0, end=_BEGINNING).lstrip()
         try:
             first = json.loads(beginning.partition(b"\n")[0])
         except (ValueError, RecursionError):  # whatever it is, the reader says it better
@@ -543,7 +546,11 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
         if isinstance(filesystem, Disk):
             filesystem = _Links(beneath=filesystem.beneath)
             path = re.sub("/{2,}", "/", path)  # which patterns would take literally
-        matches, ending, is_folder = {}, "", filesystem.isdir(path)
+        matches, ending = {}, ""
+        if pattern.startswith(HUB) and not has_magic(path):  # of which ``isdir`` takes any error for a no
+            is_folder = filesystem.info(path)["type"] == "directory"
+        else:
+            is_folder = filesystem.isdir(path)
         seen: Iterable[tuple[str, dict[str, Any]]]
         if is_folder and saved_dataset:
             names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
@@ -574,9 +581,7 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     except StoreUnusable:  # which may pass
         raise
     except OSError as error:
-        answer = getattr(error, "response", None)
-        if pattern.startswith(HUB) and getattr(answer, "status_code", None) not in (401, 403, 404):
-            raise StoreUnusable(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
+        _refuse_away(pattern, error)
         where = f" at {error.filename!r}" if error.filename else ""
         raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
     except ValueError as error:
@@ -584,9 +589,8 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     except ImportError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; install boost-service[trainer]") from error
     except Exception as error:
-        if not pattern.startswith(HUB):
-            raise
-        raise StoreUnusable(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
+        _refuse_away(pattern, error)
+        raise
     return [
         SourceFile(
             filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]),
@@ -683,6 +687,25 @@ class _Links(Disk):
 
     def _unreadable(self, name: str, problem: str) -> dict[str, Any]:
         return {"name": name, "type": "unreadable", "size": 0, "problem": problem}
+
+
+@contextmanager
+def _hub_in_words(url: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        _refuse_away(url, error)
+        raise
+
+
+def _refuse_away(url: str, error: Exception) -> None:
+    """Raise ``StoreUnusable`` for an error of the hub's client that may pass: the hub is busy, or out of reach."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    final = isinstance(error, OSError) and (status is None or (status not in (408, 429) and status < 500))
+    if url.startswith(HUB) and not final:
+        raise StoreUnusable(f"cannot look up {url!r}: {hub_problem(error)}") from error
 
 
 def hub_problem(error: Exception) -> str:

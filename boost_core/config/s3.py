@@ -10,7 +10,6 @@
 """
 
 import asyncio
-import os
 import random
 import re
 from collections import ChainMap
@@ -93,9 +92,8 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     @property
     def endpoint(self) -> str:
-        """Where the store is, as configured; empty if only the files of AWS's tools may say."""
-        given = self.endpoint_url or self.client_kwargs.get("endpoint_url")
-        return str(given or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
+        """Where the store is, if the job's secret says so; empty for the one that all processes of the node have."""
+        return str(self.endpoint_url or self.client_kwargs.get("endpoint_url") or "")
 
     async def _call_s3(self, method: str, *others: Mapping[str, Any], **named: Any) -> Any:
         """Call S3.

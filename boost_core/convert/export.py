@@ -117,12 +117,15 @@ class Hub:
     def push(self, folder: Path, message: str) -> str:
         """Upload a model in place of one that an earlier export left there; return the commit's URL.
 
+        A tokenizer is replaced by another one only.
+
         Raises:
             HubRefused: The hub is unavailable, or does not accept it.
         """
+        replaced = _WEIGHTS + (_OF_TOKENIZERS if (folder / _OF_TOKENIZERS[0]).exists() else [])
         with self._in_words(self.repository):
             pushed = self._api.upload_folder(
-                repo_id=self.repository, folder_path=folder, commit_message=message, delete_patterns=_NOT_IN_EACH
+                repo_id=self.repository, folder_path=folder, commit_message=message, delete_patterns=replaced
             )
         return str(pushed.commit_url)
 
@@ -306,7 +309,10 @@ logger = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAX_SHARD_SIZE = "5GB"
 # What an earlier export may have left in a repository: transformers takes a model.safetensors before any index.
-_NOT_IN_EACH = ["model.safetensors", "model-*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json", MODELING]
+_WEIGHTS = ["model.safetensors", "model-*.safetensors", INDEX, MODELING]
+_OF_TOKENIZERS = [
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+]  # fmt: skip
 _SMALL_FILES = 2**20  # bytes reserved for files other than tensors and tokenizer
 
 

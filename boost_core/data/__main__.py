@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _build(corpus, options)
             content, tokenizer = "", open_tokenizer(corpus.tokenizer, corpus.end_of_document)
             if isinstance(tokenizer, FileTokenizer):
-                with fsspec.open(corpus.tokenizer, "r", encoding="utf-8") as stream:
-                    content = stream.read()
+                with fsspec.open(corpus.tokenizer, "rb") as stream:  # line ends are part of what tells it from others
+                    content = stream.read().decode()
             plan = TokenizePlan(
                 corpus.source, options.folder, tokenizer, content, corpus.validation_fraction, corpus.shard_tokens,
                 corpus.on_error,

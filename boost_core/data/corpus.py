@@ -28,7 +28,6 @@ from boost_core.config.data_files import (
     refuse_mixed,
     refuse_too_little,
     split_source,
-    stamp_of,
     validation_tail,
 )
 from boost_core.config.storage import Disk, options_at
@@ -66,10 +65,10 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
                 return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
         except FileNotFoundError as error:
             raise ValueError(f"{name} is missing on this node; name a folder that every node can read") from error
-    # Other tokens at the same URL have another index, with other digests of its shards; older ones have no digests.
-    written = "" if shard.sha256 else stamp_of(filesystem.info(name))
-    place = f"{getattr(filesystem, 'endpoint', '')}\n{folder}"  # tenants may have several stores
-    digest = hashlib.sha256(f"{place}\n{index.model_dump_json()}\n{shard.name}\n{written}".encode()).hexdigest()
+    # Other tokens at the same URL have other digests, or in folders older than those another index. Tenants may have
+    # several stores.
+    place, content = f"{getattr(filesystem, 'endpoint', '')}\n{folder}", shard.sha256 or index.model_dump_json()
+    digest = hashlib.sha256(f"{place}\n{content}\n{shard.name}".encode()).hexdigest()
     cache = Path(tempfile.gettempdir()) / f"boost-tokens-{os.geteuid()}"
     cache.mkdir(mode=0o700, exist_ok=True)
     status = cache.lstat()

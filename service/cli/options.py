@@ -142,6 +142,7 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
         BadInput: A change does not have this form, or conflicts with another one.
     """
     patch: dict[str, Any] = {}
+    whole = set[str]()  # paths that have been set
     for change in changes:
         path, equals, text = change.partition("=")
         *sections, field = path.split(".")
@@ -152,10 +153,11 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
                 raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
-        if isinstance(section.get(field), dict):
+        if isinstance(section.get(field), dict) and path not in whole:
             raise BadInput(f"--set {change}: fields of {field} are also set; set one or the other")
         try:
             section[field] = read_yaml(text)
+            whole.add(path)
             json.dumps(section[field], allow_nan=False)
         except yaml.YAMLError as error:
             raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error

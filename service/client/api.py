@@ -565,7 +565,7 @@ class Client(Api, Blocking, AbstractContextManager["Client"]):
         while True:
             try:
                 with connect_sse(self._http, **reading.request) as source:
-                    if source.response.is_error:
+                    if not source.response.is_success:
                         source.response.read()
                         raise ApiError.of(source.response)
                     for sent in source.iter_sse():
@@ -617,7 +617,7 @@ class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
         while True:
             try:
                 async with aconnect_sse(self._http, **reading.request) as source:
-                    if source.response.is_error:
+                    if not source.response.is_success:
                         await source.response.aread()
                         raise ApiError.of(source.response)
                     async for sent in source.aiter_sse():

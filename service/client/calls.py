@@ -303,7 +303,10 @@ def request(
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 8.0
 _MOST_ASKED_SECONDS = 10.0  # that the service may ask to wait
-_FOR_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+# Of the service itself, and of a proxy before it while it restarts.
+_FOR_NOW = frozenset({
+    HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT
+})  # fmt: skip
 
 
 class RetryPolicy:
@@ -332,7 +335,8 @@ class RetryPolicy:
             pause += failure.retry_after
             self._deadline += min(failure.retry_after, _MOST_ASKED_SECONDS)
         if isinstance(failure, ApiError):
-            may_repeat = self._repeatable and failure.status in _FOR_NOW
+            is_service = not isinstance(failure.__cause__, ValidationError)  # see ``Call.read``
+            may_repeat = self._repeatable and failure.status in _FOR_NOW and is_service
         else:
             may_repeat = not failure.is_final and (self._repeatable or not failure.was_sent)
         if not may_repeat or time.monotonic() + pause > self._deadline:

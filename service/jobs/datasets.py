@@ -1,5 +1,6 @@
 """The record of datasets and their states."""
 
+import json
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -149,8 +150,13 @@ class DatasetStore:
         uses = [(job.id, job.tenant, "job", job.spec) for job in self.jobs.active()]
         sweeps = SweepStore(self.jobs).unfinished()  # whose further trials will look for it
         uses += [(sweep.id, sweep.tenant, "sweep", sweep.spec.job) for sweep in sweeps]
+        chosen = {
+            sweep.id: [each.listed for path, each in sweep.spec.space.items() if path.startswith("data")]
+            for sweep in sweeps
+        }
         for user, owner, noun, spec in uses:
-            if owner == tenant and any(name == used for _, used, _ in spec.data.datasets):
+            named = any(name == used for _, used, _ in spec.data.datasets)
+            if owner == tenant and (named or f'"{name}"' in json.dumps(chosen.get(user))):
                 raise DatasetConflict(f"the dataset {name!r} is in use by the {noun} {user}")
         ended = DatasetRow.state != DatasetState.BUILDING
         with self.jobs.engine.begin() as connection:

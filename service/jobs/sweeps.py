@@ -18,12 +18,12 @@ from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import JobRecord, Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, SweepRow
-from service.logs import RecurringFaults
 from service.models.sweeps import Sweep, SweepRequest, SweepState
 
 MOST_RUNNING = 20  # of a tenant
 
-_unreadable = RecurringFaults(logging.getLogger(__name__))
+_unreadable = set[str]()  # IDs of sweeps of which that has been logged
+logger = logging.getLogger(__name__)
 _SWEEP = list(SweepRow.__table__.c)
 _UNFINISHED = SweepRow.state.in_((SweepState.RUNNING, SweepState.STOPPING))
 
@@ -98,19 +98,13 @@ class SweepStore:
         """The newest sweeps of a tenant, the newest first."""
         query = select(*_SWEEP).where(SweepRow.tenant == tenant).order_by(SweepRow.id.desc()).limit(limit)
         with self.jobs.engine.connect() as connection:
-            return [Sweep.model_validate(dict(row._mapping)) for row in connection.execute(query)]
+            return _readable(connection.execute(query).all())
 
     def unfinished(self) -> Sequence[Sweep]:
         """All sweeps that have not ended, of all tenants, the oldest first."""
         with self.jobs.engine.connect() as connection:
             rows = connection.execute(select(*_SWEEP).where(_UNFINISHED).order_by(SweepRow.id)).all()
-        sweeps = []
-        for row in rows:
-            try:
-                sweeps.append(Sweep.model_validate(dict(row._mapping)))
-            except ValidationError as error:  # perhaps of another release's rules; it does not hold up the others
-                _unreadable.occurred(f"{row.id} cannot be read and stays as it is", error)
-        return sweeps
+        return _readable(rows)
 
     def request_stop(self, name: str, tenant: str) -> Sweep:
         """Request that a sweep stop its trials and end. Stopping it again changes nothing.
@@ -119,11 +113,18 @@ class SweepStore:
             SweepNotFound: The tenant has none of this name.
             SweepConflict: It has ended.
         """
-        here = (SweepRow.tenant == tenant) & (SweepRow.name == name) & (SweepRow.state == SweepState.RUNNING)
+        here = (SweepRow.tenant == tenant) & (SweepRow.name == name)
         stopping = {"state": SweepState.STOPPING, "message": "its trials are being stopped"}
         with self.jobs.engine.begin() as connection:
-            connection.execute(update(SweepRow).where(here).values(stopping))
-        sweep = self.get(name, tenant)
+            connection.execute(update(SweepRow).where(here, SweepRow.state == SweepState.RUNNING).values(stopping))
+        try:
+            sweep = self.get(name, tenant)
+        except ValidationError as error:
+            ended = {"state": SweepState.STOPPED, "finished_at": datetime.now(UTC)}
+            with self.jobs.engine.begin() as connection:
+                connection.execute(update(SweepRow).where(here, _UNFINISHED).values(ended))
+            problem = f"the sweep {name!r} is of another release, and ends here; its jobs: boost cancel --group {name}"
+            raise SweepConflict(problem) from error
         if sweep.state not in (SweepState.STOPPING, SweepState.STOPPED):
             raise SweepConflict(f"the sweep {name!r} has {sweep.state}; there is nothing to stop")
         return sweep
@@ -184,3 +185,16 @@ class SweepStore:
 
 def _newest(job: JobRecord, metric: str) -> EvaluationReport | StepReport | None:
     return job.evaluation if metric.startswith("validation") else job.progress
+
+
+def _readable(rows: Sequence[Any]) -> Sequence[Sweep]:
+    """The sweeps of some rows, without those that another release has written and this one refuses."""
+    sweeps = []
+    for row in rows:
+        try:
+            sweeps.append(Sweep.model_validate(dict(row._mapping)))
+        except ValidationError as error:
+            if row.id not in _unreadable:
+                logger.error("%s cannot be read, and is left out: %s", row.id, error)
+                _unreadable.add(row.id)
+    return sweeps

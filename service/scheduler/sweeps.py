@@ -199,27 +199,30 @@ class SweepDriver:
     def _judge(self, view: _View) -> bool:
         """Judge the trial whose turn it is, if its job has come far enough."""
         request = view.sweep.spec
-        milestones, turns = dict[int, list[int]](), []
-        for trial in view.running:
-            job = view.jobs.get(trial.number)
-            if job is None and sweep_study.refusal(trial) is None:
-                continue  # it has yet to be submitted
-            *rungs, end = request.milestones(job.spec) if job else [0]
+        milestones = {number: request.milestones(job.spec) for number, job in view.jobs.items()}
+        turns = [
+            (sweep_study.next_milestone(trial, milestones.setdefault(trial.number, [0])), trial)
+            for trial in view.running
+            if trial.number in view.jobs or sweep_study.refusal(trial) is not None  # others have yet to be submitted
+        ]
+        while turns:
+            turns.sort()
+            (_, number, step), trial = turns.pop(0)
+            job, at_end = view.jobs.get(number), step == milestones[number][-1]
             # A rung without a report is passed over: the job began later, or steering has moved its evaluations.
-            rungs = [step for step in rungs if job and not self.record.has_passed(job, request.metric, step)]
-            milestones[trial.number] = [*rungs, end]
-            turns.append((sweep_study.next_milestone(trial, milestones[trial.number]), trial))
-        turns.sort()
-        if request.search == "tpe" or request.stop_early is not None:
-            turns = turns[:1]  # otherwise verdicts decide nothing about other trials, and none waits for its turn
-        for (_, number, step), trial in turns:
-            value, reason = self._outcome(view, trial, step)
-            if value is None and reason is None:
+            if job and not at_end and self.record.has_passed(job, request.metric, step):
+                milestones[number].remove(step)
+                turns.append((sweep_study.next_milestone(trial, milestones[number]), trial))
                 continue
-            last = number in view.jobs and step == milestones[number][-1]
-            verdict = sweep_study.judge(request, view.trials, number, step, value, reason, last=last)
-            self.studies.note(trial, verdict)
-            return True
+            value, reason = self._outcome(view, trial, step)
+            if value is not None or reason is not None:
+                last = job is not None and at_end
+                self.studies.note(
+                    trial, sweep_study.judge(request, view.trials, number, step, value, reason, last=last)
+                )
+                return True
+            if request.search == "tpe" or request.stop_early is not None:
+                break  # otherwise verdicts decide nothing about other trials, and none waits for its turn
         return False
 
     def _outcome(self, view: _View, trial: "FrozenTrial", step: int) -> tuple[float | None, str | None]:

@@ -2,9 +2,9 @@
 
 Ours runs as on a GPU: each of Triton's kernels is one launch that does nothing, sums of weight gradients are added to
 by torch's operation for that, and attention reads lengths from the device. The other is the published code's kind of
-block (``bench.published``), operation by operation. Both are one rank of two, in bf16, of as many tokens as the model
-is wide, forward and backward with the sums of weight gradients; a block is the difference between models that differ by
-some.
+block (``tests.gpu.published``), operation by operation. Both are one rank of two, in bf16, of as many tokens as the
+model is wide, forward and backward with the sums of weight gradients; a block is the difference between models that
+differ by some.
 """
 
 import gc

@@ -376,6 +376,12 @@ def test_a_sweep_that_cannot_be_read_holds_up_no_other(lab: Lab) -> None:
         connection.execute(text("UPDATE sweeps SET spec = '{}'"))
     lab.create(budget={"trials": 1})
     assert lab.run().state is SweepState.FINISHED
+    assert [sweep.name for sweep in lab.sweeps.list("default", 10)] == ["rates"]
+    with pytest.raises(SweepConflict, match="of another release, and ends here"):
+        lab.sweeps.request_stop("broken", "default")
+    with lab.store.engine.connect() as connection:
+        states = connection.execute(text("SELECT state FROM sweeps WHERE name = 'broken'")).scalars()
+        assert list(states) == [SweepState.STOPPED]
 
 
 @pytest.mark.full

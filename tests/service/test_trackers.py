@@ -13,11 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from service.client import Client
 from service.jobs.leases import Leases
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
+from service.jobs.tables import TrackerRow
 from service.jobs.trackers import Tracked, TrackerStore
 from service.models.access import Scope
 from service.security.secrets import SecretUnusable
@@ -81,6 +83,10 @@ def test_a_job_shows_how_far_its_trackers_are(
     mlflow, tensorboard = client.trackers(job.id).trackers
     assert (mlflow.kind, mlflow.place, mlflow.behind, mlflow.problem) == ("mlflow", unused_url, 1, None)
     assert (tensorboard.kind, tensorboard.place) == ("tensorboard", f"{job.checkpoint_url}/tensorboard")
+    for kept in ({"url": "https://user:password@mlflow/#/runs/1"}, {}):  # as the release before stored it
+        with store.engine.begin() as connection:
+            connection.execute(update(TrackerRow).values(kept=kept))
+        assert client.trackers(job.id).trackers[0].place == unused_url
     start(store, job.id)
     report(store, job, a_step(1))
     with forwarding(store, api.settings):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, expect
+from playwright.sync_api import Browser, Page, Request, Route, ViewportSize, expect
 
 from service.accounts.keys import KeyStore
 from service.jobs.model import Owner
@@ -45,6 +45,7 @@ from tests.service.sample_jobs import (
 )
 
 MARKUP = '<img src=x onerror="document.title=1"><b>bold</b>'
+TALL: ViewportSize = {"width": 1280, "height": 6000}  # the log is in view, whatever comes above it
 
 
 @pytest.fixture
@@ -324,8 +325,8 @@ def test_logs_follow_and_are_text(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.get_by_role("heading", level=1)).to_have_text("tiny")
     assert f"/v1/jobs/{job.id}/logs" not in visitor.requests  # it is out of view
+    page.set_viewport_size(TALL)
     log = page.get_by_role("log")
-    log.scroll_into_view_if_needed()
     expect(log).to_contain_text("training begins")
     job.report(log_line(MARKUP, rank=1), log_line("a defect", rank=1, level="ERROR"))
     expect(log.get_by_text(MARKUP)).to_be_visible()
@@ -345,6 +346,7 @@ def test_logs_follow_and_are_text(visitor: Visit, job: SampleJob) -> None:
 
 
 def test_a_log_that_is_cut_off_goes_on(visitor: Visit, job: SampleJob) -> None:
+    visitor.page.set_viewport_size(TALL)
     finish(job.store, job.id)
 
     def cut_off(route: Route) -> None:
@@ -353,7 +355,6 @@ def test_a_log_that_is_cut_off_goes_on(visitor: Visit, job: SampleJob) -> None:
 
     visitor.page.route("**/logs?*", cut_off, times=1)
     log = visitor.open(f"/jobs/{job.id}").get_by_role("log")
-    log.scroll_into_view_if_needed()
     expect(log.locator(".message")).to_have_text(["training begins", "this rank is late"])
 
 
@@ -658,9 +659,9 @@ def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: Sample
 
 @pytest.mark.nightly
 def test_the_page_finds_the_service_again(visitor: Visit, api: RunningApi, job: SampleJob) -> None:
+    visitor.page.set_viewport_size(TALL)
     page = visitor.open(f"/jobs/{job.id}")
     messages = page.get_by_role("log").locator(".message")
-    page.get_by_role("log").scroll_into_view_if_needed()
     expect(messages).to_have_count(2)
     api.stop()
     expect(page.get_by_role("status").filter(has_text="No connection")).to_be_visible()
@@ -674,7 +675,7 @@ def test_the_page_finds_the_service_again(visitor: Visit, api: RunningApi, job: 
 @pytest.mark.nightly
 def test_a_tab_that_nobody_sees_does_nothing(visitor: Visit, job: SampleJob) -> None:
     visitor.page.clock.install()
-    visitor.page.set_viewport_size({"width": 1280, "height": 6000})  # the log is in view, whatever comes above it
+    visitor.page.set_viewport_size(TALL)
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.get_by_role("log")).to_contain_text("training begins")
     hide = """hidden => {

@@ -104,7 +104,7 @@ def test_a_hub_that_is_away_is_said(tmp_path: Path) -> None:
     assert "check the network and HF_ENDPOINT" in done.stderr
 
 
-@pytest.mark.parametrize(("status", "final"), [(503, False), (429, False), (403, True)])
+@pytest.mark.parametrize(("status", "final"), [(503, False), (429, False), (403, True), (410, True)])
 def test_an_error_of_the_hub_may_pass_unless_it_is_its_answer(status: int, final: bool) -> None:
     data = DataConfig.model_validate({"source": {"kind": "text", "paths": ["hf://datasets/org/corpus/rows"]}})
     response = httpx.Response(status, request=httpx.Request("GET", "https://hub"))

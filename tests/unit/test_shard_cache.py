@@ -83,7 +83,6 @@ def test_another_folder_at_the_same_url_is_not_the_cached_one(tmp_path: Path) ->
 
 
 def test_other_content_and_another_store_are_not_the_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of an older index, which does not tell shards of one size apart."""
     stores = [Server() for _ in range(2)]
 
     def first_token(store: Server, token: int, shard: Shard = SHARDS[0]) -> int:
@@ -93,12 +92,12 @@ def test_other_content_and_another_store_are_not_the_cached_ones(monkeypatch: py
         return int(map_shard("s3://bucket/tokens", INDEX.model_copy(update={"shards": (shard,)}), shard)[0])
 
     try:
-        assert [first_token(stores[0], 1), first_token(stores[0], 2), first_token(stores[1], 2)] == [1, 2, 2]
-        assert len(stores[1].headers) > 1  # it was asked for the content, too
-        asked, newer = len(stores[0].headers), SHARDS[0].model_copy(update={"sha256": "a"})
-        assert [first_token(stores[0], 3, newer), first_token(stores[1], 4, newer)] == [3, 4]
-        first_token(stores[0], 3, newer)
-        assert len(stores[0].headers) - asked <= 2  # for its first copy
+        assert [first_token(store, token) for token, store in enumerate(stores)] == [0, 1]
+        written = [SHARDS[0].model_copy(update={"sha256": digest}) for digest in "ab"]
+        assert [first_token(stores[0], token, shard) for token, shard in enumerate(written, 3)] == [3, 4]
+        asked = len(stores[0].headers)
+        assert [first_token(stores[0], 9, shard) for shard in (SHARDS[0], *written)] == [0, 3, 4]
+        assert len(stores[0].headers) == asked
     finally:
         for store in stores:
             store.stop()

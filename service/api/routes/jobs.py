@@ -470,7 +470,12 @@ _MOST_BYTES = 2**18
 def trackers(job: JobDep, context: ContextDep) -> TrackerList:
     """Show a job's trackers, how many events each is behind, and why."""
     shown = [
-        {**vars(tracked), "place": tracked.kept.get("url") or place_of(tracked.kind, job), "behind": behind}
+        {
+            **vars(tracked),
+            # Not one of the release before that has a password in it.
+            "place": ("@" not in tracked.kept.get("url", "@") and tracked.kept["url"]) or place_of(tracked.kind, job),
+            "behind": behind,
+        }
         for tracked, behind in TrackerStore(context.store.engine).of_job(job.id)
     ]
     return TrackerList(trackers=[TrackerState.model_validate(each) for each in shown])

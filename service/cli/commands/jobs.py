@@ -469,6 +469,7 @@ def profile(
 _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
 _POINTS = 24  # of a curve
+_WATCHED = 500  # active jobs at most, the newest
 _ENDED = 10  # ended jobs that stay visible while all active jobs are watched
 _UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
 _COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
@@ -523,10 +524,10 @@ def watch(
                     if named:
                         jobs = [client.get(job_id) for job_id in named]
                     else:  # the active jobs, and those that ended while they were watched
-                        active, _ = listed(client, sys.maxsize, None, states=_UNFINISHED)
+                        active, _ = listed(client, _WATCHED, None, states=_UNFINISHED)
                         ids = {job.id for job in active}
                         ended = [job if job.finished else client.get(job.id) for job in jobs if job.id not in ids]
-                        jobs = active + ended[:_ENDED]
+                        jobs = active + [job for job in ended if job.finished][:_ENDED]
                     for job in jobs:
                         _extend_curve(curves, job, client)
                     if live:

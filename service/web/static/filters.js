@@ -33,7 +33,7 @@ export function jobFilters(changed) {
   });
   let group = chosen.get("group") ?? "";
   let tags = chosen.getAll("tag");
-  let tenant = (operatorsTenant() && chosen.get("tenant")) ?? "";
+  let tenant = chosen.get("tenant") ?? "";
   const labels = h("div", { class: "chips", role: "group", "aria-label": "Tenant, group and tags" });
   const queue = h("select", { "aria-label": "Queue" }, h("option", { value: "" }, "All queues"));
   let wantedQueue = chosen.get("queue") ?? "";
