@@ -94,6 +94,10 @@ Url = Annotated[
         is_eager=True,  # before arguments that it is needed for
     ),
 ]
+JobIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="IDs or names of jobs.", autocompletion=complete_job_ids, callback=jobs_of),
+]
 JobOrCheckpoint = Annotated[
     str,
     typer.Argument(

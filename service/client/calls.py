@@ -304,9 +304,7 @@ _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 8.0
 _MOST_ASKED_SECONDS = 10.0  # that the service may ask to wait
 # Of the service itself, and of a proxy before it while it restarts.
-_FOR_NOW = frozenset({
-    HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT
-})  # fmt: skip
+_FOR_NOW = frozenset({429, 502, 503, 504})
 
 
 class RetryPolicy:

@@ -1,6 +1,5 @@
 """The record of datasets and their states."""
 
-import json
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -147,17 +146,15 @@ class DatasetStore:
             DatasetConflict: It is being made, or a job or a sweep that has not ended trains on it.
         """
         self.get(name, tenant)
-        uses = [(job.id, job.tenant, "job", job.spec) for job in self.jobs.active()]
-        sweeps = SweepStore(self.jobs).unfinished()  # whose further trials will look for it
-        uses += [(sweep.id, sweep.tenant, "sweep", sweep.spec.job) for sweep in sweeps]
-        chosen = {
-            sweep.id: [each.listed for path, each in sweep.spec.space.items() if path.startswith("data")]
-            for sweep in sweeps
-        }
-        for user, owner, noun, spec in uses:
-            named = any(name == used for _, used, _ in spec.data.datasets)
-            if owner == tenant and (named or f'"{name}"' in json.dumps(chosen.get(user))):
+        # Further trials of a sweep will look for it, in its job or in what that is given.
+        sweeps = [each for each in SweepStore(self.jobs).unfinished() if each.tenant == tenant]
+        uses = [("job", job.id, job.spec) for job in self.jobs.active() if job.tenant == tenant]
+        for noun, user, spec in [*uses, *(("sweep", sweep.id, sweep.spec.job) for sweep in sweeps)]:
+            if any(name == used for _, used, _ in spec.data.datasets):
                 raise DatasetConflict(f"the dataset {name!r} is in use by the {noun} {user}")
+        for sweep in sweeps:
+            if f'"{name}"' in sweep.spec.model_dump_json(include={"space"}):
+                raise DatasetConflict(f"the dataset {name!r} is in use by the sweep {sweep.id}")
         ended = DatasetRow.state != DatasetState.BUILDING
         with self.jobs.engine.begin() as connection:
             result = connection.execute(update(DatasetRow).where(_named(name, tenant), ended).values(deleted=True))

@@ -28,6 +28,7 @@ def test_images_have_versions(templates: dict[str, Object]) -> None:
             assert re.search(r":(?!latest)[\w.-]+$", container["image"]), name
 
 
+@pytest.mark.full
 def test_nobody_is_root_or_can_become_it(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         spec = template["spec"]

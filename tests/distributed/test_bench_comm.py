@@ -73,6 +73,7 @@ def test_ranks_of_two_nodes_are_timed_inside_and_between(ranks: Ranks) -> None:
         assert "all-reduce of 4096 bytes among 2 ranks (gloo), between nodes, one group alone" in between.cases
 
 
+@pytest.mark.full
 def test_ranks_of_one_node_are_one_level(ranks: Ranks) -> None:
     for (level,) in ranks.run(3, measured, 3):
         assert (level.name, level.ranks, level.groups, level.first) == ("node", 3, 1, True)

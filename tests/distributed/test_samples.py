@@ -64,6 +64,7 @@ def test_samples_are_what_the_checkpoint_says_and_leave_training_alone(
         assert "".join(parts).removesuffix("\n") == text.removesuffix("\n")
 
 
+@pytest.mark.full
 def test_samples_are_told_in_a_line(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, parallelism={"tensor_parallel_size": 1})
     (reports,) = ranks.run(1, train_and_record, spec)

@@ -63,6 +63,7 @@ def test_small_files_share_tasks(tmp_path: Path, cluster: str) -> None:
     assert calls.stat().st_size == 4 + 1 + 1, "tasks for 208 files, for duplicates and for shards"
 
 
+@pytest.mark.full
 def test_keys_in_several_partitions_are_tied_as_by_processes(tmp_path: Path, cluster: str) -> None:
     folder, runs = TokenFolder(str(tmp_path)), tuple(f"run-{number}" for number in range(5))
     for number, run in enumerate(runs):
@@ -75,6 +76,7 @@ def test_keys_in_several_partitions_are_tied_as_by_processes(tmp_path: Path, clu
     assert sorted(zip(*by_ray, strict=True)) == sorted(zip(*here, strict=True))
 
 
+@pytest.mark.full
 def test_a_bad_document_is_said_as_by_processes_and_what_is_done_stays(tmp_path: Path, cluster: str) -> None:
     source = write(tmp_path / "in", texts(40))
     with (source / "3.jsonl").open("a") as stream:

@@ -197,6 +197,7 @@ def test_a_gang_that_has_resumed_goes_back_to_where_it_did(ranks: Ranks, corpus:
     assert (restart.recovered_from, restart.resumed_step) == ("memory", 4)
 
 
+@pytest.mark.full
 def test_with_nothing_to_go_back_to_the_job_fails(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     for seen in ranks.run(2, poisoned, job(corpus, tmp_path, "roll_back"), Poison("weights", (2,))):
         assert seen.failure.endswith("and there is no copy of the state to go back to")

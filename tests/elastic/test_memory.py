@@ -242,6 +242,7 @@ def keys(snapshots: Iterable[Snapshot]) -> set[SnapshotKey]:
     return {snapshot.index.key for snapshot in snapshots}
 
 
+@pytest.mark.full
 def test_shelves_hold_the_state_and_the_last_copies(halted: Halted) -> None:
     of_peer = {0: 2, 1: 3, 2: 0, 3: 1}
     for rank, snapshots in halted.ended.stores.items():

@@ -72,6 +72,7 @@ def test_the_node_table_tells_resources_labels_and_addresses(nodes: Nodes) -> No
         assert int(node["NodeManagerPort"])
 
 
+@pytest.mark.full
 def test_free_resources_are_by_node_and_shrink_as_they_are_taken(nodes: Nodes) -> None:
     group = placement_group([{"CPU": 2}])
     ray.get(group.ready())

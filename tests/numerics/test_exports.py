@@ -242,6 +242,7 @@ def assert_is(folder: Path, model: ModelConfig) -> None:
     assert described(imported.model) == described(model)
 
 
+@pytest.mark.full
 @by_name(DENSE | COLA | OWN)
 def test_out_and_in_again_is_the_same_model(exported: Exported, changes: dict) -> None:
     assert_is(exported(changes), model_with(changes))

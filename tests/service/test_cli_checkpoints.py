@@ -43,6 +43,7 @@ def test_list_and_show(checkpoints: str) -> None:
     assert json.loads(ckpt("show", checkpoints, "--step", 3).stdout)["samples"] == 3 * 4
 
 
+@pytest.mark.full
 def test_verify_names_what_is_damaged(checkpoints: str, tmp_path: Path) -> None:
     intact = ckpt("verify", checkpoints)
     assert (intact.exit_code, intact.stdout.splitlines()) == (0, [f"step {step}: intact" for step in (3, 6, 8)])

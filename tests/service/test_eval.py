@@ -131,6 +131,7 @@ def test_answers_generated_in_a_batch_are_those_of_each_question(trained: Path, 
     assert (score["metric"], score["samples"], score["value"]) == ("exact_match", 3, 1.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -278,6 +278,7 @@ def test_metrics_are_there_while_ray_is_away(http: httpx.Client, api: RunningApi
     assert Scrape(http).value("boost_jobs", state="QUEUED") == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_without_its_database_the_service_says_so(http: httpx.Client, postgres: PostgresServer) -> None:
     Scrape(http)

@@ -87,6 +87,7 @@ def factors(found: Fitted | None) -> tuple[int, float, Sequence[int]]:
     return found.jobs, found.factor, [shape.jobs for shape in found.shapes]
 
 
+@pytest.mark.full
 def test_each_job_counts_by_its_newest_comparison(store: JobStore, observations: Observations) -> None:
     assert observations.for_job(CPU, None, None, "lab") is None
     ran(store, None, spec=CPU)

@@ -80,6 +80,7 @@ def test_an_address_without_a_key_has_its_rate(server_with: Begin) -> None:
     assert client_with(Scope.READ).get("/v1/whoami").status_code == 200, "others from there have their own"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["header", "session"])
 def test_wrong_keys_are_limited_more_strictly(server_with: Begin, how: str) -> None:
     _, client_with = server_with(failed_logins_per_minute=5)

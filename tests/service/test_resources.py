@@ -169,6 +169,7 @@ def start_again(store: JobStore, job_id: str, attempt: int) -> None:
     store.change(job_id, Reason.GANG_STARTED, "trains")
 
 
+@pytest.mark.full
 def test_what_fits_no_gpu_is_refused_at_every_door(http: httpx.Client, store: JobStore) -> None:
     """7B on A100s of 40 GB: two tensor parallel ranks need 38 GB each where four replicas share the state, alone 49."""
     fits = {
@@ -265,6 +266,7 @@ def test_a_change_in_a_clone_takes_effect_on_what_follows_from_it(http: httpx.Cl
     assert clone(model={"preset": "60m", "vocab_size": 256})["model"]["hidden_size"] == 512
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/dry-run"])
 def test_what_a_job_starts_from_is_looked_up(http: httpx.Client, store: JobStore, tmp_path: Path, path: str) -> None:
     first = store.create(a_spec(), f"file://{tmp_path}")

@@ -161,6 +161,7 @@ def test_the_door_looks_up_with_each_tenants_own_secret(secrets: Path, corpus: s
             check_data(data, 256, 32, wrong)
 
 
+@pytest.mark.full
 def test_what_has_just_been_uploaded_is_found(secrets: Path, corpus: str) -> None:
     right = options(secrets, "blue")
     data = DataConfig.model_validate({"source": {"kind": "text", "paths": [f"{corpus}/later"]}})

@@ -312,6 +312,7 @@ def test_the_seed_decides_which_trials_there_are(search: str, lab: Lab) -> None:
     assert parameters(1, 1) == parameters(6, 1) != parameters(1, 2)
 
 
+@pytest.mark.full
 def test_a_trial_is_judged_by_its_value_at_the_rung_and_not_by_its_best(lab: Lab) -> None:
     # The second is better at each step but the rung; the third is better there, and worse before.
     curves = {"rates-0": [4, 4, 4], "rates-1": [3, 3, 5], "rates-2": [9, 9, 3]}
@@ -328,6 +329,7 @@ def test_a_trial_is_judged_by_its_value_at_the_rung_and_not_by_its_best(lab: Lab
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_rungs_that_jobs_begin_after_are_passed_over(lab: Lab) -> None:
     lab.begins = 2  # of rungs at steps 1 and 3
     lab.create(stop_early=HALVING, parallel=2, budget={"trials": 3})
@@ -361,6 +363,7 @@ def test_others_are_judged_while_a_trial_waits_for_its_tenant_to_have_fewer_jobs
     assert list(lab.trials()[0].rungs) == [1, 3, 9]
 
 
+@pytest.mark.full
 def test_a_last_step_that_was_a_rung_is_judged_again(lab: Lab) -> None:
     lab.create(stop_early=HALVING, parallel=1, budget={"trials": 1})
     for _ in range(20):
@@ -586,6 +589,7 @@ SWEEPS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.full
 @BOTH
 @pytest.mark.parametrize("changes", SWEEPS)
 def test_a_sweep_survives_deaths_anywhere_with_the_same_choices(
@@ -616,6 +620,7 @@ def calm_database(folder: Any, request: pytest.FixtureRequest) -> str:
     return f"sqlite:///{file}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "first", [3, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1, 2, 4, 5, 6, 7))]
 )
@@ -656,6 +661,7 @@ def test_a_sweep_survives_a_death_before_each_of_its_commits(
 # Over HTTP.
 
 
+@pytest.mark.full
 @BOTH
 def test_a_sweep_from_its_file_to_its_best_trial(
     api: RunningApi, client: Client, store: JobStore, database_url: str, tmp_path: Path
@@ -707,12 +713,14 @@ def test_a_sweep_from_its_file_to_its_best_trial(
     assert (onward.priority, onward.training.seed, onward.training.steps) == (3, 7, 12)
 
 
+@pytest.mark.full
 def test_choices_are_stored_with_each_trial_and_so_are_limited(client: Client) -> None:
     with pytest.raises(ApiError, match=r"the choices of all fields take 60\d+ bytes, but 32768 is the limit"):
         client.create_sweep(request(space={"notes": {"choices": [f"{number}" + 1000 * "x" for number in range(60)]}}))
     assert client.create_sweep(request(space={"training.seed": {"choices": list(range(100))}})).name == "rates"
 
 
+@pytest.mark.full
 def test_the_page_shows_sweeps_and_their_trials(visitor: Visit, store: JobStore, database_url: str) -> None:
     page = visitor.open("/")
     page.get_by_role("link", name="Sweeps").click()
@@ -734,6 +742,7 @@ def test_the_page_shows_sweeps_and_their_trials(visitor: Visit, store: JobStore,
     expect(page.locator(".compared tbody tr")).to_have_count(5)
 
 
+@pytest.mark.full
 def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(client: Client) -> None:
     space = {"training.micro_batch_size": {"choices": [1, 3]}, "training.global_batch_size": {"choices": [4, 6]}}
     training = JOB["training"] | {"micro_batch_size": 1, "global_batch_size": 4}
@@ -753,6 +762,7 @@ def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(c
     assert client.sweeps().sweeps == []
 
 
+@pytest.mark.full
 def test_the_check_of_a_sweep_looks_at_stores_for_so_long_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[str]()
 
@@ -770,6 +780,7 @@ def test_the_check_of_a_sweep_looks_at_stores_for_so_long_only(client: Client, m
         client.create_sweep(request(name="more", search="grid", space={"model.rank": {"choices": [8, 16, 4000]}}))
 
 
+@pytest.mark.full
 def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: With, store: JobStore) -> None:
     body = request(job=GOOD_FOR_ALL | {"training": JOB["training"]})
     ours, others = client_with(Scope.SUBMIT, tenant="lab", name="alice"), client_with(Scope.SUBMIT, tenant="other")
@@ -803,6 +814,7 @@ def test_a_service_that_schedules_no_longer_changes_no_sweep(lab: Lab) -> None:
     assert lab.trials() == [] == lab.store.list()
 
 
+@pytest.mark.full
 def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
     api: RunningApi, store: JobStore, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -873,6 +885,7 @@ def test_a_store_that_fails_for_a_moment_refuses_no_trial(
                 thread.submit(submit, sweep, 0, {}, lambda _: None).result()
 
 
+@pytest.mark.full
 def test_a_submission_that_fails_at_once_is_soon_tried_again_however_long_others_took(lab: Lab) -> None:
     lease = Leases(lab.store.engine, "test").take("scheduler", 60)
     submit, tried = plain_submit(lab.store), list[float]()

@@ -140,6 +140,7 @@ def test_what_the_next_service_has_written_stays(tmp_path: Path) -> None:
     outlasts_a_late_writer(TrackerFolder(str(tmp_path), KIND, None), file.read_bytes)
 
 
+@pytest.mark.full
 def test_a_full_disk_delays_the_files_alone(store: JobStore, settings: Settings, small_disk: Path) -> None:
     job = tracked_job(store, small_disk, settings)
     with forwarding(store, settings):

@@ -75,6 +75,7 @@ def write_secret(settings: Settings, tenant: str, name: str, **values: str) -> N
         (folder / file).write_text(value)
 
 
+@pytest.mark.full
 def test_a_job_shows_how_far_its_trackers_are(
     api: RunningApi, client: Client, store: JobStore, tmp_path: Path, unused_url: str
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_tracker_of_a_job_that_has_ended_is_given_up_in_the_end(
     assert progress.one(job.id, "mlflow").problem
 
 
+@pytest.mark.full
 def test_a_server_that_never_answers_holds_up_nobody_else(store: JobStore, settings: Settings, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -345,6 +345,7 @@ def test_logs_follow_and_are_text(visitor: Visit, job: SampleJob) -> None:
     expect(log).to_contain_text("while paused")
 
 
+@pytest.mark.full
 def test_a_log_that_is_cut_off_goes_on(visitor: Visit, job: SampleJob) -> None:
     visitor.page.set_viewport_size(TALL)
     finish(job.store, job.id)
@@ -358,6 +359,7 @@ def test_a_log_that_is_cut_off_goes_on(visitor: Visit, job: SampleJob) -> None:
     expect(log.locator(".message")).to_have_text(["training begins", "this rank is late"])
 
 
+@pytest.mark.full
 def test_a_request_without_an_answer_is_told(visitor: Visit) -> None:
     visitor.page.route("**/v1/queues", lambda _: None)
     script = """async () => {
@@ -370,12 +372,14 @@ def test_a_request_without_an_answer_is_told(visitor: Visit) -> None:
     assert "does not answer" in message
 
 
+@pytest.mark.full
 def test_addresses_that_mean_nothing_leave_the_page_working(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {404}
     expect(row(visitor.open("/?state=running"), "tiny")).to_be_visible()
     expect(visitor.open("/jobs/100%").get_by_text("there is no job '100%'")).to_be_visible()
 
 
+@pytest.mark.full
 def test_what_was_being_typed_leaves_the_next_page_alone(visitor: Visit, job: SampleJob) -> None:
     visitor.page.clock.install()
     page = visitor.open()
@@ -388,6 +392,7 @@ def test_what_was_being_typed_leaves_the_next_page_alone(visitor: Visit, job: Sa
     assert page.url.removeprefix(visitor.url) == "/"
 
 
+@pytest.mark.full
 def test_the_list_of_checkpoints_is_read_once_for_all_old_ones(visitor: Visit, job: SampleJob) -> None:
     job.report(*(a_checkpoint(step) for step in range(1, 51)))
     finish(job.store, job.id)
@@ -473,6 +478,7 @@ def test_goodput_is_told_by_kind(visitor: Visit, job: SampleJob) -> None:
     expect(page.locator("#goodput [role=img]")).to_have_attribute("aria-label", re.compile("Productive"))
 
 
+@pytest.mark.full
 def test_buttons_act_after_they_asked(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     actions = page.get_by_role("group", name="Actions")
@@ -538,6 +544,7 @@ def test_a_clone_starts_from_a_checkpoint_as_its_user_says(visitor: Visit, job: 
     assert clone.spec.checkpoint.origin == ("weights_from", job.record.checkpoint_url)
 
 
+@pytest.mark.full
 def test_a_job_is_described_and_found_by_that(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     SampleJob(store, Path("/checkpoints"), name="other")
     visitor.refused = {422}
@@ -563,6 +570,7 @@ def test_a_job_is_described_and_found_by_that(visitor: Visit, store: JobStore, j
     expect(names).to_have_text(["tiny"])
 
 
+@pytest.mark.full
 def test_specs_are_compared(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     other = SampleJob(store, Path("/checkpoints"), name="other", priority=7)
     visitor.refused = {404}
@@ -578,6 +586,7 @@ def test_specs_are_compared(visitor: Visit, store: JobStore, job: SampleJob) -> 
     )
 
 
+@pytest.mark.full
 def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {409}
     page = visitor.open(f"/jobs/{job.id}")
@@ -587,6 +596,7 @@ def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("has already SUCCEEDED")
 
 
+@pytest.mark.full
 def test_all_jobs_that_the_filters_leave_are_cancelled(visitor: Visit, store: JobStore) -> None:
     study = [store.create(a_spec(group="study"), "file:///checkpoints") for _ in range(30)]
     other = store.create(a_spec(), "file:///checkpoints")
@@ -730,6 +740,7 @@ def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[Runn
     running.stop()
 
 
+@pytest.mark.full
 def test_people_sign_in_with_a_key(browser: Browser, guarded: RunningApi, store: JobStore) -> None:
     spec = SampleJob(store, Path("/c"), name="mine").record.spec
     store.create(spec, guarded.settings.checkpoint_root, Owner("birds", "ada"))
@@ -761,6 +772,7 @@ def test_people_sign_in_with_a_key(browser: Browser, guarded: RunningApi, store:
         expect(page.locator("#identity")).to_contain_text("ada · birds")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scope", [Scope.READ, Scope.ADMIN])
 def test_what_belongs_together_is_of_one_tenant(
     browser: Browser, guarded: RunningApi, store: JobStore, scope: Scope

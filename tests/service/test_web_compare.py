@@ -76,6 +76,7 @@ def downloaded(page: Page, card: str, button: str) -> str:
     return Path(download.value.path()).read_text()
 
 
+@pytest.mark.full
 def test_a_group_is_compared_by_any_result_and_only_what_differs(visitor: Visit, runs: list[str]) -> None:
     page = visitor.open("/compare#group=rates")
     curves(page, 3)
@@ -103,6 +104,7 @@ def test_a_group_is_compared_by_any_result_and_only_what_differs(visitor: Visit,
     assert page.title() == "Compare · BOOST"
 
 
+@pytest.mark.full
 def test_a_spike_of_one_step_is_in_the_curves_and_in_their_files(visitor: Visit, runs: list[str]) -> None:
     page = visitor.open(f"/compare#job={runs[1]}")
     curves(page, 1)
@@ -162,6 +164,7 @@ def test_a_link_shows_the_same_view(visitor: Visit, browser: Browser, api: Runni
         assert again.url == page.url
 
 
+@pytest.mark.full
 def test_single_jobs_are_found_and_added(visitor: Visit, runs: list[str]) -> None:
     page = visitor.open("/compare")
     expect(page.get_by_text("Choose a group")).to_be_visible()
@@ -181,6 +184,7 @@ def test_single_jobs_are_found_and_added(visitor: Visit, runs: list[str]) -> Non
     assert page.locator("main img").count() == 0
 
 
+@pytest.mark.full
 def test_a_sweep_shows_which_fields_mattered(visitor: Visit, runs: list[str]) -> None:
     shares = {MARKUP: 0.125, "optimizer.learning_rate": 0.75}
     answer = json.dumps({"name": "rates", "importance": shares, "trials": {"COMPLETE": 7}})
@@ -199,6 +203,7 @@ def test_a_sweep_shows_which_fields_mattered(visitor: Visit, runs: list[str]) ->
     expect(page.locator("#importance")).to_be_hidden()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "dark"), (1440, "light")])
 def test_it_fits_three_widths(
     browser: Browser, api: RunningApi, store: JobStore, runs: list[str], width: int, scheme: str
@@ -229,6 +234,7 @@ def dialog_of(page: Page, button: str, **values: str) -> None:
     page.get_by_role("dialog").get_by_role("button", name=button, exact=True).click()
 
 
+@pytest.mark.full
 def test_a_running_job_is_steered(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {409, 422}
     page = visitor.open(f"/jobs/{job.id}")
@@ -262,6 +268,7 @@ def test_a_running_job_is_steered(visitor: Visit, job: SampleJob) -> None:
     assert (profile["steps"], profile["ranks"]) == (3, (0, 1))
 
 
+@pytest.mark.full
 def test_what_does_not_fit_a_job_is_not_offered(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     buttons = page.locator("#steer button")
@@ -289,6 +296,7 @@ def test_curves_of_jobs_that_train_grow(visitor: Visit, runs: list[str], job: Sa
     assert (float(rows[-1]["step"]), float(rows[-1]["loss_mean"])) == (DONE + 1, 8.5)
 
 
+@pytest.mark.full
 def test_the_curve_of_a_job_that_is_retried_goes_on(visitor: Visit, store: JobStore, job: SampleJob) -> None:
     job.train()
     store.change(job.id, Reason.TRAINING_FAILED, "broke")

@@ -61,6 +61,7 @@ def status(page: Page) -> Locator:
     return page.get_by_role("main").get_by_role("status")
 
 
+@pytest.mark.full
 def test_a_job_is_written_mended_planned_and_submitted_once(visitor: Visit, api: RunningApi, store: JobStore) -> None:
     api.app.state.context.quotas.put_queue("night", QueueSettings())
     visitor.refused = {422}
@@ -95,6 +96,7 @@ def test_a_job_is_written_mended_planned_and_submitted_once(visitor: Visit, api:
     complete("tra", "training")
     complete("ste", "steps")
     page.keyboard.type("7")
+    expect(page.locator(".cm-line").last).to_contain_text("steps: 7")
     assert lines(page) == [
         "name: owl",
         "queue: night",
@@ -166,6 +168,7 @@ def test_the_schema_checks_at_once_and_the_service_one_text_at_a_time(visitor: V
     expect(page.locator(".cm-tooltip")).to_contain_text("Name of a published model to start from.")
 
 
+@pytest.mark.full
 def test_what_is_written_is_never_markup(visitor: Visit) -> None:
     visitor.refused = {422}
     page = visitor.open("/new")
@@ -257,6 +260,7 @@ def test_a_job_is_made_from_another(visitor: Visit, store: JobStore, tmp_path: P
     assert made.spec == job.record.spec
 
 
+@pytest.mark.full
 def test_the_text_of_a_job_is_what_a_clone_of_it_has(visitor: Visit, store: JobStore) -> None:
     changes: dict[str, Any] = {
         "name": "rates-0001", "group": "rates", "tags": ["trial-0001", "kept"],
@@ -319,6 +323,7 @@ REFUSED = [
 WITHOUT_JSON = ["a: .inf", "a: .nan", "a: 1e999", "- a", "a"]
 
 
+@pytest.mark.full
 def test_yaml_is_read_as_the_service_reads_it(visitor: Visit) -> None:
     script = """async texts => {
         const { read } = await import('/static/newjob/text.js');
@@ -332,6 +337,7 @@ def test_yaml_is_read_as_the_service_reads_it(visitor: Visit) -> None:
             read_yaml(text)
 
 
+@pytest.mark.full
 def test_the_schema_takes_what_the_service_takes_and_knows_its_defaults(visitor: Visit) -> None:
     jobs = [load_job(path) for path in EXAMPLES]
     for section, config, others in (  # what is a default by itself is none beside a preset, or with another optimizer

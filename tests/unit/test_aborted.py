@@ -88,6 +88,7 @@ def a_worker(push=lambda message: None) -> Worker:
     return Worker(0, context, "node", "actor", "127.0.0.1", (), push, lambda *_: [])
 
 
+@pytest.mark.full
 def test_all_communicators_are_aborted_at_once_and_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Like NCCL's, these aborts end when the training thread, which waits for any of them, has released its graph."""
     worker, membership, seen = a_worker(), Membership(), []

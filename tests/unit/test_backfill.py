@@ -188,6 +188,7 @@ def outcomes(worlds: Sequence[World]) -> list[tuple[bool, bool]]:
     return [(refused, world.harmful()) for world, refused in asked]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in (1, 2, 3))])
 def test_what_is_let_through_harms_nowhere_and_in_no_order(part: int) -> None:
     found = outcomes([World(seed, alike=False) for seed in range(part * 2000, (part + 1) * 2000)])

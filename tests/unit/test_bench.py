@@ -93,6 +93,7 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
     assert 0 < difference < seconds["cola, btp"]
 
 
+@pytest.mark.full
 def test_kernels_are_timed_against_the_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.csv"
     assert bench.main(["kernels", *AT_A_TINY_SHAPE, "--results", str(path)]) == 0
@@ -176,6 +177,7 @@ def test_a_group_that_writes_no_results_is_made_up_for(tmp_path: Path) -> None:
     assert diverged == [True, False]
 
 
+@pytest.mark.full
 def test_a_captured_step_is_timed_beside_the_same_kernel_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "obstacle", lambda *_: None)
     monkeypatch.setattr(step_graph, "CudaGraph", RecordedGraph)

@@ -108,6 +108,7 @@ def test_garbage_is_collected_between_steps_alone() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("broken", [(Gradients, "_has_come"), (Gradients, "_unscale"), (step, "_reduced"), None])
 def test_nothing_holds_a_state_that_is_let_go(tmp_path: Path, broken: tuple[object, str] | None) -> None:

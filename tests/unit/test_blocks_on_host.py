@@ -222,6 +222,7 @@ def held_in_state(memory: RankMemory) -> tuple[int, int, int]:
     return memory.weights, memory.gradients, memory.optimizer
 
 
+@pytest.mark.full
 def test_explanations_name_the_bus() -> None:
     spec = job(1, 1)
     on = HOSTS.machine(spec)

@@ -191,6 +191,7 @@ def test_zigzag_is_even_for_one_document_and_not_for_several() -> None:
     assert imbalance(512, *[8] * 64) == (128 * 897 / 2 + 16 * 36) * 4 / (512 * 513 / 2 + 64 * 36)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(MEASURED))
 def test_windows_of_real_lengths_are_even_and_near(kind: str) -> None:
     """The reference figures for 512K tokens on 32 ranks: even within 3.5 %, 5 % at worst, at 0.7 of heap's keys."""
@@ -210,6 +211,7 @@ def test_windows_of_real_lengths_are_even_and_near(kind: str) -> None:
     assert rounds_["near"] <= 0.75 * rounds_["heap"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(MEASURED))
 @pytest.mark.parametrize("replicas", [8, 16])
 def test_stragglers_among_replicas_are_evened_out(kind: str, replicas: int) -> None:

@@ -657,6 +657,7 @@ def test_what_a_gang_decides_follows_from_its_events_alone() -> None:
     assert finish(gang).phase is GangPhase.PAUSED
 
 
+@pytest.mark.full
 def test_a_gang_of_many_replicas_takes_no_more_than_2_kib_a_rank() -> None:
     Trained(8, 1)  # what is loaded and remembered once
     gc.collect()

@@ -105,6 +105,7 @@ def test_shards_are_shuffled_by_the_seed_and_told_by_their_lineage(tmp_path: Pat
     assert not (tmp_path / "a" / "building").exists()
 
 
+@pytest.mark.full
 def test_processes_make_the_same_shards(tmp_path: Path) -> None:
     source = write(tmp_path / "in", texts())
     wanted = corpus(source, exact_dedup=True, near_dedup={})
@@ -147,6 +148,7 @@ def test_a_record_that_a_lost_machine_left_empty_is_made_again(tmp_path: Path, r
     assert shards(tmp_path / "cut") == shards(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_to_the_same_shards(tmp_path: Path) -> None:
     wanted = corpus(write(tmp_path / "in", texts(40)), exact_dedup=True)
     script = (
@@ -173,6 +175,7 @@ def test_a_killed_run_goes_on_to_the_same_shards(tmp_path: Path) -> None:
     assert shards(tmp_path / "cut") == shards(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_workers_end_with_the_process_that_is_killed() -> None:
     script = (
         "import os, signal, time\n"
@@ -259,6 +262,7 @@ def test_a_file_of_which_a_stopped_run_skipped_documents_is_read_again(tmp_path:
         make(corpus(source), tmp_path / "out")
 
 
+@pytest.mark.full
 def test_a_full_disk_is_said_and_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in", texts(40))
     (tmp_path / "out").mkdir()
@@ -272,6 +276,7 @@ def test_a_full_disk_is_said_and_gone_on_from(tmp_path: Path, capsys: pytest.Cap
     assert "lineage.json says" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "at"), [((), "training-00000.bin"), (("--exact-dedup", "--workers=1"), "building/*-00000-000.bin")]
 )

@@ -196,6 +196,7 @@ def check(seed: int) -> int:
     return number
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, PARTS + 1))])
 def test_each_pass_decides_what_the_reference_does(part: int) -> None:
     first = SHORT + (part - 1) * LONG_RUN // PARTS if part else 0

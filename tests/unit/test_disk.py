@@ -100,6 +100,7 @@ def operations(disk: Disk, folder: str) -> dict[str, Callable[[], object]]:
     }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["link", "link above", "..", "absolute"])
 @pytest.mark.parametrize("operation", operations(Disk(), ""))
 def test_nothing_outside_is_reached(operation: str, how: str, disk: Disk, own: Path, others: Path) -> None:
@@ -120,6 +121,7 @@ def test_nothing_outside_is_reached(operation: str, how: str, disk: Disk, own: P
     assert snapshot(others) == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("swapped", ["data", "data/below"])
 @pytest.mark.parametrize("operation", operations(Disk(), ""))
 def test_nothing_outside_is_reached_while_a_folder_is_swapped(

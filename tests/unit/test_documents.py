@@ -97,6 +97,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
     texts: list[str | None] = [*TEXTS[:7], None, *TEXTS[8:]]
     good, bad = found(tmp_path / "null", parquet(texts, row_group_size=3), "parquet")

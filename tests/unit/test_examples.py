@@ -21,6 +21,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return create_app(JobStore(url), Settings(home=home), Outlook).openapi()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("example", examples_of_models(), ids=lambda example: type(example).__name__)
 def test_an_example_is_legal_and_in_the_document(example: Any, document: dict[str, Any]) -> None:
     plain = example.model_dump(mode="json")

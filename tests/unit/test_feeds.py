@@ -102,6 +102,7 @@ def test_a_hundred_followers_cost_one_read_a_change(store: JobStore, job_id: str
     assert len([read for read in reads if "FROM events" in read and "events.data" in read]) <= 12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", [0, 2000, pytest.param(2**20, marks=pytest.mark.nightly)])
 def test_whoever_joins_when_and_wants_what_misses_nothing(
     store: JobStore, job_id: str, kept: int, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_a_filter_means_the_same_here_as_in_the_database(store: JobStore, job_id
                     assert [each for each in events if which.matches(each)] == store.events(job_id, wanted=which)
 
 
+@pytest.mark.full
 def test_one_who_does_not_read_holds_up_nobody_and_little_is_kept(
     store: JobStore, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_forks_outlive_their_server(node: Node) -> None:
     client.wait(60)
 
 
+@pytest.mark.full
 def test_a_worker_is_a_fork_of_the_next_server_where_its_own_ends(node: Node) -> None:
     server = node.serve()
     (node.folder / "changing.py").write_text("# what the server has imported is not what is installed now")

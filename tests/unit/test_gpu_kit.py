@@ -52,6 +52,7 @@ def test_a_case_that_takes_its_process_with_it_leaves_the_others(tmp_path: Path)
     assert runner.table(lines).splitlines()[1] == "stage | b | b 0.5 ms, failed exit status -11, see log.txt"
 
 
+@pytest.mark.full
 def test_a_case_that_hangs_is_ended_with_its_children_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_case_that_hangs_is_ended_with_its_children_and_the_others_run(
     assert not process.exists() or process.read_text().split()[2] == "Z"  # init has yet to reap it
 
 
+@pytest.mark.full
 def test_a_stage_ends_in_time(tmp_path: Path) -> None:
     started = time.monotonic()
     lines = run_stage(tmp_path, ["a", "b"], "time.sleep(60)", runner.Limits(50, started + 4))

@@ -104,6 +104,7 @@ def test_a_large_model_does_not_fit_cards_for_desks() -> None:
     assert fastest.step_seconds < choices[0].step_seconds <= 1.05 * fastest.step_seconds
 
 
+@pytest.mark.full
 def test_the_first_choice_does_not_depend_on_how_many_are_shown() -> None:
     training = {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 1, "steps": 10}
     spec = a_spec(

@@ -70,6 +70,7 @@ def test_locked_memory_is_as_large_as_what_is_in_it(driver: Driver) -> None:
     assert all(torch.equal(*pair) for pair in zip(tensors, made, strict=True))
 
 
+@pytest.mark.full
 def test_memory_is_locked_as_long_as_a_tensor_is_in_it(driver: Driver) -> None:
     made = locked_like([torch.zeros(2000), torch.zeros(4)])
     last = made[1]

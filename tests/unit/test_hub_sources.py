@@ -48,6 +48,7 @@ def tokenize(
     return subprocess.run(command, env=os.environ | there, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("source", "kind", "texts"),
     [
@@ -66,11 +67,13 @@ def test_files_and_folders_of_a_dataset(
     assert file.stamp  # so that it is not read again
 
 
+@pytest.mark.full
 def test_in_one_stream_too(hub: LocalHub, tmp_path: Path) -> None:
     assert tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/rows/b.parquet", "parquet").returncode == 0
     assert read_index(str(tmp_path / "out")).documents == 20
 
 
+@pytest.mark.full
 def test_rows_without_text_are_refused_at_the_door(hub: LocalHub) -> None:
     script = """if True:
         import sys
@@ -87,6 +90,7 @@ def test_rows_without_text_are_refused_at_the_door(hub: LocalHub) -> None:
         assert (done.returncode == 0, problem in done.stderr) == (not problem, True), done.stderr
 
 
+@pytest.mark.full
 def test_what_the_hub_lacks_is_named(hub: LocalHub, tmp_path: Path) -> None:
     absent = tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/none/*.jsonl", "jsonl")
     assert (absent.returncode, "there is no file at 'hf://datasets/org/corpus/none/*.jsonl'" in absent.stderr) == (

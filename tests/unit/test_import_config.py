@@ -194,6 +194,7 @@ def paths_in(content: Any, path: str = "") -> Iterator[str]:
         yield from paths_in(value, f"{path}__{key}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", ODD, ids=lambda value: str(value)[:10])
 def test_whatever_stands_anywhere_is_read_or_refused(tmp_path: Path, value: Any) -> None:
     paths = list(paths_in(configuration(COLA_7B)))

@@ -98,6 +98,7 @@ def test_a_gpu_draws_what_the_host_draws() -> None:
     torch.testing.assert_close(there.cpu(), here, rtol=2**-22, atol=0.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chunk", [4, 30, 1 << 16])
 @pytest.mark.parametrize("shape", [(37,), (9, 14), (6, 4, 10), (2, 3, 4, 7)])
 def test_any_box_of_any_shape_has_the_values_of_the_whole(shape: tuple[int, ...], chunk: int) -> None:

@@ -139,6 +139,7 @@ def test_one_schedules_and_the_other_takes_over_when_it_stops(office: Office) ->
     assert time.monotonic() - before < loop_module.LEASE_SECONDS / 2, "it did not wait for the lease to run out"
 
 
+@pytest.mark.full
 def test_a_pass_that_takes_long_keeps_the_lease(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "LEASE_SECONDS", SHORT_LEASE_SECONDS)
     office.start("one")
@@ -356,6 +357,7 @@ def test_a_cluster_that_is_out_of_reach_is_said_and_connected_anew(
     assert len(office.made["one"]) == 2, "what was remembered of the gangs is forgotten"
 
 
+@pytest.mark.full
 def test_passes_are_measured_where_they_are_made(office: Office) -> None:
     assert office.measured("one", "leading") == 0
     office.start("one")
@@ -410,6 +412,7 @@ def test_updates_that_cannot_be_stored_wait_for_the_next_pass(office: Office, fa
     assert office.passes == ["one"]
 
 
+@pytest.mark.full
 def test_who_does_not_schedule_listens_to_no_gang(office: Office) -> None:
     office.start("one")
     office.schedules("one")

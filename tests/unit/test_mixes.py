@@ -93,6 +93,7 @@ def test_no_mix_that_fits_is_much_faster(spec: tuple[Any, ...]) -> None:
         assert seconds(found) <= 1.01 * min(taken for taken, fits, _ in every if fits <= limit)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "spec",
     [

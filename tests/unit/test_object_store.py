@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[ObjectStore], object]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_redirect_is_followed_and_no_token_leaves(
     server: Server, elsewhere: Server, store: ObjectStore, status: int
@@ -132,6 +133,7 @@ def test_no_redirect_is_followed_and_no_token_leaves(
     assert all(headers["X-Amz-Security-Token"] == TOKEN for headers in server.headers), "only the store gets it"
 
 
+@pytest.mark.full
 def test_every_way_to_a_store_leads_to_the_same_client(server: Server, elsewhere: Server) -> None:
     server.answer = lambda handler: send(handler, 307, location=f"http://{elsewhere.place}/a")
     with pytest.raises(RedirectRefused), fsspec.open("s3://bucket/a", "rb", **reaching(server)):
@@ -177,6 +179,7 @@ def issue(handler: BaseHTTPRequestHandler) -> None:
     send(handler, 200, content.encode())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("issuer", [on_container, on_instance, with_web_identity])
 def test_who_fetches_credentials_follows_no_redirect_either(
     server: Server, elsewhere: Server, tmp_path: Path, issuer: Callable[[Server, Path], dict[str, str]],
@@ -207,6 +210,7 @@ def test_who_fetches_credentials_follows_no_redirect_either(
         credentials.stop()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("status", "located"), [(301, False), (301, True), (307, True)])
 def test_the_region_that_aws_names_is_tried_and_then_told(server: Server, status: int, located: bool) -> None:
     """The server is the proxy on the way to AWS."""
@@ -228,6 +232,7 @@ def test_the_region_that_aws_names_is_tried_and_then_told(server: Server, status
     assert server.headers[-1]["Host"] == "bucket.s3.eu-west-1.amazonaws.com"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_ends_and_is_named(server: Server, brief: ObjectStore, call: str) -> None:
     ended = threading.Event()
@@ -260,6 +265,7 @@ def test_a_body_that_trickles_ends(server: Server, brief: ObjectStore) -> None:
         ended.set()
 
 
+@pytest.mark.full
 def test_a_busy_store_is_tried_again_and_then_quoted(server: Server, store: ObjectStore, brief: ObjectStore) -> None:
     server.answer = lambda handler: error(handler, 503, "SlowDown") if len(server.headers) < 3 else send(handler, 200)
     store.pipe_file("bucket/a", b"content")
@@ -268,6 +274,7 @@ def test_a_busy_store_is_tried_again_and_then_quoted(server: Server, store: Obje
         brief.pipe_file("bucket/a", b"content")
 
 
+@pytest.mark.full
 def test_the_answer_is_what_was_asked_for(server: Server, store: ObjectStore) -> None:
     server.answer = lambda handler: send(handler, 206, b"x" * 60, content_range="bytes 0-99/1000")
     with pytest.raises(ShortAnswer, match=r"get_object of s3://bucket/a: the store has sent 60 bytes of 100"):
@@ -291,6 +298,7 @@ def test_credentials_that_are_refused_are_no_missing_permission(server: Server, 
         store.pipe_file("bucket/a", b"content")
 
 
+@pytest.mark.full
 def test_files_that_are_not_deleted_are_told_of(server: Server, store: ObjectStore) -> None:
     refused = b"<DeleteResult><Error><Key>a</Key><Code>AccessDenied</Code><Message>No.</Message></Error></DeleteResult>"
     server.answer = lambda handler: send(handler, 200, refused)

@@ -66,6 +66,7 @@ def happen(gang: FakeGang, chance: random.Random) -> None:
         gang.nodes |= {"a", "e"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 5))])
 def test_nothing_is_missed(part: int) -> None:
     lengths = []

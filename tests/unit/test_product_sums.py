@@ -111,6 +111,7 @@ def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> fl
     return max(((found[name] - each).abs().max() / each.abs().max()).item() for name, each in expected.items())
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES)
 def test_sums_are_those_of_products_that_are_never_rounded(tmp_path: Path, changes: dict[str, Any]) -> None:

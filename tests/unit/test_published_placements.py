@@ -34,6 +34,7 @@ def test_all_figures_are_there() -> None:
     assert len(FIGURES) == 56
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "plan"), FIGURES)
 def test_throughputs_are_those_that_were_published(model: str, plan: list) -> None:
     devices, planner, published, layers, pipeline, replicas = plan

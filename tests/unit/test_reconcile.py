@@ -439,6 +439,7 @@ def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, capl
     assert "no route to host" in caplog.text
 
 
+@pytest.mark.full
 def test_jobs_that_never_fit_hold_up_neither_a_pass_nor_the_jobs_behind_them(service: Service) -> None:
     never = [service.submit(parallelism={"tensor_parallel_size": 4}) for _ in range(120)]
     fits = service.submit()
@@ -475,6 +476,7 @@ def statements_of_a_pass(service: Service) -> list[str]:
     return statements
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lines", [0, 3])
 def test_a_pass_over_many_gangs_asks_the_cluster_and_the_record_as_often_as_one_over_a_few(
     tmp_path: Path, lines: int

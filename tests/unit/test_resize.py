@@ -113,6 +113,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(spec=st.sampled_from(SPECS), slots=st.lists(st.integers(0, 9), max_size=5))
 def test_what_is_chosen_fits_and_nothing_that_fits_is_predicted_faster(spec: JobSpec, slots: list[int]) -> None:

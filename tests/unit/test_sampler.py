@@ -81,6 +81,7 @@ def test_an_epoch_visits_every_window_once_and_the_next_in_another_order(seed: i
         assert not np.array_equal(sampler.sequences(0, windows), sampler.sequences(windows, windows))
 
 
+@pytest.mark.full
 @given(weights=st.lists(st.floats(0.01, 1), min_size=2, max_size=5))
 def test_each_source_has_its_share_of_every_stretch(weights: list[float]) -> None:
     pattern = turns(weights, MIXTURE_PERIOD)

@@ -143,6 +143,7 @@ class Simulation:
         assert given <= self.cluster.total()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_comes(seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     simulation = Simulation(seed, monkeypatch)

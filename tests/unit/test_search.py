@@ -138,6 +138,7 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
             assert host is None or found.choices[0].host <= host
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 11, 16, 19])
 def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None:
     small = drawn(seed, layers=6, gpus=8)
@@ -148,6 +149,7 @@ def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None
         assert choices[0].seconds.total <= best * (1 + 1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("seed", "uses"), [(6, False), (18, True), (16, False), (37, True)])
 def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses: bool) -> None:
     small = drawn(seed, layers=6, gpus=4, hosts=True)
@@ -161,6 +163,7 @@ def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses:
         assert not without.job.parallelism.keeps_on_host
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [7, 25, 48])  # without a cut of their own their plans take 5 to 13 % longer
 def test_stages_are_cut_as_brute_force_has_them(seed: int) -> None:
     small = drawn(seed)
@@ -223,6 +226,7 @@ def test_batches_that_grow_split_over_the_replicas_that_are_found() -> None:
     assert best.layout.dp * best.job.training.micro_batch_size <= 4
 
 
+@pytest.mark.full
 def test_long_sequences_are_dealt_to_several_ranks() -> None:
     training = {"steps": 10, "sequence_length": 524_288, "global_batch_size": 8, "micro_batch_size": 1,
                 "precision": "bf16"}  # fmt: skip
@@ -319,6 +323,7 @@ def test_hosts_of_a_described_network_have_the_memory_that_it_says_and_jobs_on_c
     assert search_report(on_cpus, PlanSearch(gpus=1, cluster=described, top=1)).node_memory_bytes is None
 
 
+@pytest.mark.full
 def test_low_rank_models_take_fewer_tensor_parallel_ranks_than_dense_ones() -> None:
     for outside in (100, 12.5):
         tensors = {}
@@ -329,6 +334,7 @@ def test_low_rank_models_take_fewer_tensor_parallel_ranks_than_dense_ones() -> N
         assert tensors["cola"] < tensors["dense"]
 
 
+@pytest.mark.full
 def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -> None:
     spec = job("30b", 64)
     on = machine(spec)
@@ -375,6 +381,7 @@ def test_all_tensor_parallel_groups_of_a_choice_have_a_node() -> None:
     assert all(fits(layout, [4] * 3) for layout in found), found
 
 
+@pytest.mark.full
 def test_what_would_change_the_choice_would() -> None:
     spec = job("7b", 64)
     on = machine(spec)
@@ -384,6 +391,7 @@ def test_what_would_change_the_choice_would() -> None:
     assert all(line.startswith("with ") for line in told)
 
 
+@pytest.mark.full
 def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     spec = job("30b", 4096)
     slow = [("box", 8, 25), ("rack", 4, 12.5), ("core", 1024, 3)]
@@ -396,6 +404,7 @@ def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     assert not list(other_orders(spec, 8, machine(spec), 80e9))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("preset", "device", "host"), [("30b", 80e9, None), ("40b", 40e9, None), ("40b", 40e9, 2e12)])
 def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
     preset: str, device: float, host: float | None, monkeypatch: pytest.MonkeyPatch
@@ -425,6 +434,7 @@ def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
     )  # most of them with other cuts; mixes with hosts and without
 
 
+@pytest.mark.full
 def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() -> None:
     spec = job()
     report = search_report(spec, PlanSearch(gpus=8, top=2))
@@ -471,6 +481,7 @@ def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
     assert search_report(job(), PlanSearch(gpus=8, top=1)).context is None
 
 
+@pytest.mark.full
 def test_a_search_in_another_process_finds_the_same_and_ends_in_time() -> None:
     spec, asked = job(), PlanSearch(gpus=8, top=2, cluster=network(4, 300, 25))
     assert search_apart(spec, asked, 60) == search_report(spec, asked)
@@ -500,6 +511,7 @@ def test_profiles_beyond_anything_measured_are_refused(wrong: dict[str, float]) 
         PlanSearch.model_validate({"gpus": 8, "profile": profile | wrong})
 
 
+@pytest.mark.full
 def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp_path: Path) -> None:
     file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
     file.write_text(job().model_dump_json())
@@ -531,6 +543,7 @@ def test_layouts_are_not_chosen_for_one_network_and_planned_on_another(tmp_path:
         assert "layouts: auto takes no --cluster or --network" in refused.output
 
 
+@pytest.mark.full
 def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
     file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
     file.write_text(job("tiny", resources={"gpus_per_worker": 0}).model_dump_json())
@@ -556,6 +569,7 @@ def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
     assert "--cluster describes the GPUs already; leave out H100" in run("8xH100", "--cluster", str(levels)).output
 
 
+@pytest.mark.full
 def test_a_meshed_node_is_slower_among_two() -> None:
     spec = job("7b", parallelism={"tensor_parallel_size": 2})
     switched = machine(spec)

@@ -55,6 +55,7 @@ def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
             read()
 
 
+@pytest.mark.full
 def test_a_large_tokenizer_is_counted_like_a_small_one(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for tokens in (100, 100_000):

@@ -254,6 +254,7 @@ def write_rows(path: Path, kind: str, columns: list[tuple[str, Any]], rows: int 
         stream.write_table(table)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
 def test_schemas_without_text_are_named(tmp_path: Path, kind: str) -> None:
     for number, (columns, _) in enumerate(SCHEMAS):
@@ -331,6 +332,7 @@ def test_each_field_of_text_of_a_mixture_is_looked_at(tmp_path: Path) -> None:
     assert refused.value.field == "data.mixture[2].paths"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [1, 4])
 def test_columns_are_compressed_so_that_sizes_of_files_say_little(tmp_path: Path, count: int) -> None:
     paths = [str(tmp_path / f"{number}.parquet") for number in range(count)]

@@ -114,6 +114,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(12))
 def test_the_largest_specs_are_checked_in_a_bounded_number_of_steps(seed: int, calls: Counter[str]) -> None:
     spec = check(largest(random.Random(seed)))
@@ -154,6 +155,7 @@ def one_million() -> float:
     return median(times)
 
 
+@pytest.mark.full
 def test_the_largest_specs_cost_little_time() -> None:
     checked, planned = [], []
     for seed in range(6):

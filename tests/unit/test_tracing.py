@@ -68,6 +68,7 @@ def test_a_collector_that_never_answers_holds_nobody_up() -> None:
             assert not thread.is_alive(), f"{thread.name} retries"
 
 
+@pytest.mark.full
 def test_nothing_of_it_is_imported_where_it_is_off() -> None:
     program = (
         "import sys, service.serve, service.api.app\n"

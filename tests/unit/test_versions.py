@@ -32,6 +32,7 @@ def assignment_of(generation: int) -> Assignment:
     return Assignment(generation, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,))
 
 
+@pytest.mark.full
 def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = a_worker(monkeypatch, "0.0.9")
     rank.join(assignment_of(1), None)
@@ -42,6 +43,7 @@ def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.full
 def test_a_rank_trains_in_its_own_gang_though_the_next_is_joined_while_it_meets_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,6 +47,7 @@ def test_values_that_are_none_of_their_kind_are_refused(text: str) -> None:
         read_yaml(text)
 
 
+@pytest.mark.full
 def test_how_deep_something_is_takes_no_longer_for_what_is_named_often() -> None:
     content: object = 1
     for _ in range(DEEPEST):

@@ -473,7 +473,7 @@ def trackers(job: JobDep, context: ContextDep) -> TrackerList:
         {
             **vars(tracked),
             # Not one of the release before that has a password in it.
-            "place": ("@" not in tracked.kept.get("url", "@") and tracked.kept["url"]) or place_of(tracked.kind, job),
+            "place": place_of(tracked.kind, job) if "@" in (url := tracked.kept.get("url", "@")) else url,
             "behind": behind,
         }
         for tracked, behind in TrackerStore(context.store.engine).of_job(job.id)

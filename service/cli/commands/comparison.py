@@ -11,7 +11,7 @@ from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
 from service.cli.console import BadInput, Failed, print_facts, print_json, print_rows, read_job, say, say_unchanged
-from service.cli.options import AsJson, Url, complete_job_ids, job_of, jobs_of
+from service.cli.options import AsJson, JobIds, Url, complete_job_ids, job_of
 from service.jobs.comparison import differing_fields
 from service.models.jobs import DifferingField, Result, SpecDiff, csv_of
 
@@ -55,12 +55,7 @@ def values_in_words(field: DifferingField) -> list[str]:
 
 
 def compare(
-    job_ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID]...", help="The jobs, by ID or name.", autocompletion=complete_job_ids, callback=jobs_of
-        ),
-    ] = None,
+    job_ids: JobIds = None,
     group: Annotated[str | None, typer.Option(help="Compare the jobs of this group.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Compare those with this tag; repeatable.")] = None,
     search: Annotated[str | None, typer.Option(help="Compare those with this in name, group, tags or notes.")] = None,

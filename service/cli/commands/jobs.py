@@ -51,10 +51,9 @@ from service.cli.options import (
     IdempotencyKey,
     JobFile,
     JobId,
+    JobIds,
     Quiet,
     Url,
-    complete_job_ids,
-    jobs_of,
     listed,
     merge_patch,
     moment,
@@ -277,15 +276,7 @@ def resume(job_id: JobId, url: Url = None) -> None:
 
 
 def cancel(
-    job_ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ID...",
-            help="IDs or names of jobs, or none with options.",
-            autocompletion=complete_job_ids,
-            callback=jobs_of,
-        ),
-    ] = None,
+    job_ids: JobIds = None,
     state: _InState = None,
     queue: _InQueue = None,
     name: _Named = None,
@@ -469,7 +460,6 @@ def profile(
 _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
 _POINTS = 24  # of a curve
-_WATCHED = 500  # active jobs at most, the newest
 _ENDED = 10  # ended jobs that stay visible while all active jobs are watched
 _UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
 _COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
@@ -493,21 +483,13 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def watch(
-    job_ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID]...",
-            help="Jobs to watch, by ID or name (default: all active ones).",
-            autocompletion=complete_job_ids,
-            callback=jobs_of,
-        ),
-    ] = None,
+    job_ids: JobIds = None,
     until: Annotated[
         Literal["ended", "running"], typer.Option(help="Stop once all named jobs have ended, or also if they run.")
     ] = "ended",
     url: Url = None,
 ) -> None:
-    """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, otherwise as lines."""
+    """Watch jobs, or all active ones, until those named have ended or Ctrl-C: live on a terminal, or else as lines."""
     if until == "running" and not job_ids:
         raise BadInput("--until running needs the ids of the jobs to wait for")
     console, named = Terminal(), list(dict.fromkeys(job_ids or []))
@@ -524,7 +506,7 @@ def watch(
                     if named:
                         jobs = [client.get(job_id) for job_id in named]
                     else:  # the active jobs, and those that ended while they were watched
-                        active, _ = listed(client, _WATCHED, None, states=_UNFINISHED)
+                        active, _ = listed(client, 500, None, states=_UNFINISHED)  # a table of more is hard to read
                         ids = {job.id for job in active}
                         ended = [job if job.finished else client.get(job.id) for job in jobs if job.id not in ids]
                         jobs = active + [job for job in ended if job.finished][:_ENDED]

@@ -27,7 +27,6 @@ from service.models.sweeps import Sweep, SweepRequest, SweepState, TrialState, p
 app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop sweeps, and continue their best trials.")
 
 _POLL_SECONDS = 2.0
-_MOST_SWEEPS = 500  # the API's maximum
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep; `boost sweep list` shows them.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the sweep ends.")]
@@ -50,8 +49,8 @@ def create_sweep(
 
 @app.command("list")
 def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
-    """List sweeps, newest first."""
-    result = ask(url, lambda client: client.sweeps(_MOST_SWEEPS))
+    """List sweeps, newest first, at most 500."""
+    result = ask(url, lambda client: client.sweeps(500))
     rows = (
         (
             sweep.name,
@@ -64,8 +63,6 @@ def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
         )
         for sweep in result.sweeps
     )
-    if len(result.sweeps) == _MOST_SWEEPS:
-        say(f"the newest {_MOST_SWEEPS} sweeps; older ones by their names", err=True)
     print_list(result, as_json, ("NAME", "STATE", "TRIALS", "BEST (TRIAL)", "METRIC", "CREATED", "BY"), rows)
 
 
