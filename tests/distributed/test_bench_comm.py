@@ -81,6 +81,7 @@ def test_ranks_of_one_node_are_one_level(ranks: Ranks) -> None:
         assert not any("alone" in case for case in level.cases)
 
 
+@pytest.mark.full
 def test_nodes_need_the_same_number_of_ranks(ranks: Ranks) -> None:
     with pytest.raises(ValueError, match=r"different numbers of ranks, \[0, 1, 0\] by place"):
         ranks.run(3, measured, 2)

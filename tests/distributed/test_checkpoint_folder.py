@@ -54,6 +54,7 @@ def written(store: tuple[str, dict | None], job: JobSpec, *steps: int) -> Checkp
     return folder
 
 
+@pytest.mark.full
 def test_a_folders_name_is_no_pattern(store: tuple[str, dict | None], job: JobSpec) -> None:
     url, options = store
     other, folder = (written((f"{url}/{name}", options), job, 100, 200) for name in ("run1", "run[1]"))
@@ -134,6 +135,7 @@ def test_what_is_removed_while_it_is_pinned_is_not_said_to_be_pinned(
     assert (folder.steps(), folder.pinned()) == ([200], set())
 
 
+@pytest.mark.full
 def test_a_trainer_spares_what_is_pinned(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, tiny_job(corpus, tmp_path / "runs"))

@@ -30,6 +30,7 @@ def compared(spec: JobSpec, basis: Basis) -> list[ComparisonReport]:
 FITTED = Fitted(jobs=2, factor=1.5, spread=0.3, kind="CPU", precision="fp32")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("sizes", "basis"),
     [((2, 1), Basis()), ((1, 2), Basis(profile=MEASURED, fitted=FITTED))],

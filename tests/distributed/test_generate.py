@@ -75,6 +75,7 @@ def test_the_model_computes_what_the_trainer_does(name: str, tmp_path: Path) -> 
     torch.testing.assert_close(computed, log_probabilities(model), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.full
 def test_a_learnt_sentence_is_continued_as_it_comes(learnt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["generate", "--prompt=0 The quick brown", "--temperature=0", "--max-new-tokens=12"]
     assert main([*asked, str(learnt / "checkpoints")]) == 0

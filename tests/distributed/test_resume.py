@@ -91,6 +91,7 @@ def test_a_bad_job_file_is_one_readable_line(
     assert "Traceback" not in said
 
 
+@pytest.mark.full
 def test_without_torchrun_it_says_how_to_start(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(tiny_job(tmp_path, tmp_path).model_dump_json())

@@ -167,8 +167,8 @@ def test_a_pass_that_hangs_loses_it_and_steps_down(
     hung.may_go_on.clear()
     office.start("other")
     office.schedules("other")
-    assert caplog.text.count("the scheduler has been busy for over") == 1
-    assert "self.may_go_on.wait(PATIENCE_SECONDS)" in caplog.text, "where it hangs"
+    assert "the scheduler has been busy for over" in caplog.text
+    assert caplog.text.count("self.may_go_on.wait(PATIENCE_SECONDS)") == 1, "where it hangs is logged once"
     made = office.passes.count("one")
     hung.may_go_on.set()
     time.sleep(0.2)
