@@ -59,6 +59,7 @@ def test_a_server_that_the_chart_is_not_for_is_not_started(programs: Path) -> No
     assert "kube-apiserver is of Kubernetes 1.9.11; the chart needs 1.30.0 or later" in done.stderr
 
 
+@pytest.mark.full
 def test_a_server_that_ends_is_not_waited_for(programs: Path) -> None:
     add(programs, "etcd", "exec sleep 60")
     add(

@@ -46,6 +46,7 @@ def upgraded(live: Object, given: Values) -> Object:
     return spec
 
 
+@pytest.mark.full
 def test_an_upgrade_that_changes_nothing_states_what_is_there() -> None:
     live = installed(AUTOSCALED)
     for replicas in (7, 0):
@@ -54,6 +55,7 @@ def test_an_upgrade_that_changes_nothing_states_what_is_there() -> None:
         assert upgraded(live, AUTOSCALED)["workerGroupSpecs"] == live["spec"]["workerGroupSpecs"]
 
 
+@pytest.mark.full
 def test_an_upgrade_that_changes_a_group_resizes_none() -> None:
     live = installed(AUTOSCALED)
     patch(live, worker_replica_patch(0, 5))
@@ -63,6 +65,7 @@ def test_an_upgrade_that_changes_a_group_resizes_none() -> None:
     assert upgraded(live, changed)["workerGroupSpecs"] == expected["spec"]["workerGroupSpecs"]
 
 
+@pytest.mark.full
 def test_other_bounds_are_kept_to() -> None:
     live = installed(AUTOSCALED)
     patch(live, worker_replica_patch(0, 5))
@@ -87,6 +90,7 @@ def test_without_the_autoscaler_the_values_say_how_many_there_are() -> None:
     assert group["replicas"] == 2
 
 
+@pytest.mark.full
 def test_what_kueue_has_added_when_it_admitted_the_cluster_stays() -> None:
     live = installed(ADMITTED)
     taint = {"key": "spot", "operator": "Exists"}
@@ -100,6 +104,7 @@ def test_what_kueue_has_added_when_it_admitted_the_cluster_stays() -> None:
     assert group["template"] == the(render(values(ADMITTED)), "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]
 
 
+@pytest.mark.full
 def test_ray_becomes_of_the_version_of_the_api() -> None:
     spec = installed(values())["spec"]
     assert spec["upgradeStrategy"] == {"type": "Recreate"}, "a rollback applies what was rendered then, too"

@@ -22,6 +22,7 @@ def templates(request: pytest.FixtureRequest) -> dict[str, Object]:
     return dict(pod_templates(render(values)))
 
 
+@pytest.mark.full
 def test_images_have_versions(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         for container in template["spec"]["containers"]:
@@ -45,6 +46,7 @@ def test_nobody_is_root_or_can_become_it(templates: dict[str, Object]) -> None:
             assert "privileged" not in security, name
 
 
+@pytest.mark.full
 def test_requests_and_limits_are_set(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         for container in template["spec"]["containers"]:
@@ -52,6 +54,7 @@ def test_requests_and_limits_are_set(templates: dict[str, Object]) -> None:
                 assert container["resources"][kind].keys() >= {"cpu", "memory"}, (name, kind)
 
 
+@pytest.mark.full
 def test_those_that_stay_have_probes(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         for container in template["spec"]["containers"]:
@@ -69,11 +72,13 @@ def test_rays_pods_are_ended_by_what_the_nodes_agent_says(templates: dict[str, O
         assert alive == {"path": "/api/local_raylet_healthz", "port": 52365}, name
 
 
+@pytest.mark.full
 def test_nobody_is_shown_kubernetes(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         assert template["spec"]["automountServiceAccountToken"] is False, name
 
 
+@pytest.mark.full
 def test_what_is_written_to_is_no_image(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         volumes = {volume["name"]: volume for volume in template["spec"].get("volumes", [])}
@@ -89,6 +94,7 @@ def test_what_is_written_to_is_no_image(templates: dict[str, Object]) -> None:
                     assert volumes[mount["name"]]["secret"]["defaultMode"] == 0o440, name
 
 
+@pytest.mark.full
 def test_secrets_are_named_and_never_said(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         for variable, value in environment(template).items():

@@ -43,6 +43,7 @@ def test_what_empties_redis_after_an_uninstallation_is_still_there(given: Values
     assert account["metadata"]["annotations"]["role"] == "arn"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrong", "said", "right"),
     [

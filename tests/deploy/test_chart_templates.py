@@ -40,6 +40,7 @@ def spec_of_cluster(*changes: Values, **paths: Any) -> Object:
     return spec
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -390,6 +391,7 @@ def test_helm_test_asks_the_service() -> None:
     assert test["spec"]["containers"][0]["command"][-1] == f"http://{NAME}:80/readyz"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("answer", "status"), [(Answer(200, {"status": "ready"}), 0), (problem(503, "Ray is away"), 1)]
 )

@@ -118,6 +118,7 @@ def test_loads_bit_equal_at_any_other_layout(
             assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
+@pytest.mark.full
 def test_a_model_cut_otherwise_goes_on_bit_for_bit(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     def in_two(layers: list[int] | None) -> JobSpec:
         return tiny_job(
@@ -135,6 +136,7 @@ def test_a_model_cut_otherwise_goes_on_bit_for_bit(ranks: Ranks, corpus: Path, t
         assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_a_moment_is_refused_with_the_remedy(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     writer = at_layout(corpus, tmp_path, LAYOUTS[6], "muon")
     ranks.run(1, step_and_save, writer)
@@ -166,6 +168,7 @@ def test_a_checkpoint_that_has_not_been_committed_does_not_exist(ranks: Ranks, c
     assert folder.steps() == [3, 6, 8]
 
 
+@pytest.mark.full
 def test_the_manifest_says_what_was_saved(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path)
     ranks.run(2, step_and_save, spec)
@@ -269,6 +272,7 @@ def test_a_file_of_which_no_rank_needs_much_is_verified_as_well(ranks: Ranks, co
         ranks.run(4, load, spec)
 
 
+@pytest.mark.full
 def test_with_no_checkpoint_intact_a_job_does_not_start_anew_by_itself(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:
@@ -341,12 +345,14 @@ def test_old_checkpoints_go_as_the_job_says(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
 
 
+@pytest.mark.full
 def test_another_model_is_refused_by_name(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
     with pytest.raises(ValueError, match="is of another model: rank is 8 there and 4 here"):
         ranks.run(2, load, tiny_job(corpus, tmp_path, model={"rank": 4}))
 
 
+@pytest.mark.full
 def test_another_length_of_sequences_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
     with pytest.raises(ValueError, match=r"counts sequences of 32 tokens, and training\.sequence_length is 16"):
@@ -411,6 +417,7 @@ def test_only_the_context_may_be_another_and_only_for_weights(ranks: Ranks, corp
             ranks.run(2, train_and_record, spec)
 
 
+@pytest.mark.full
 def test_a_checkpoint_past_the_last_step_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path / "first"))
     for steps, warmup in ((1, 0), (2, 1)):
@@ -431,6 +438,7 @@ def test_an_origin_without_checkpoints_is_refused(ranks: Ranks, corpus: Path, tm
         ranks.run(2, train_and_record, spec)
 
 
+@pytest.mark.full
 def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus: Path) -> None:
     """The commit never truncates or extends a visible file: it appears under its name once it is whole."""
     ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
@@ -565,6 +573,7 @@ def halt_while_a_slow_store_takes_a_checkpoint(spec: JobSpec) -> list[str]:
     return said
 
 
+@pytest.mark.full
 def test_a_halt_that_a_slow_store_holds_up_is_no_hang(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path, parallelism={"tensor_parallel_size": 1})
     (said,) = ranks.run(1, halt_while_a_slow_store_takes_a_checkpoint, spec)

@@ -46,6 +46,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
+@pytest.mark.full
 def test_shards_are_what_transformers_writes(checkpoints: str, tmp_path: Path) -> None:
     assert export(checkpoints, tmp_path / "whole") == 0
     assert export(checkpoints, tmp_path / "shards", "--max-shard-size", "20KB", "--dtype", "bf16") == 0

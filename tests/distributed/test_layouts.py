@@ -355,6 +355,7 @@ def most_fetched(spec: JobSpec) -> int:
     return most
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("tensor", "layers", "schedule"),
     [(1, 6, "1f1b"), (1, 12, "interleaved_1f1b"), pytest.param(2, 8, "1f1b", marks=pytest.mark.nightly)],

@@ -93,6 +93,7 @@ def test_a_bundle_can_be_kept_off_nodes(nodes: Nodes) -> None:
     remove_placement_group(group)
 
 
+@pytest.mark.full
 def test_the_head_can_be_asked_for(nodes: Nodes) -> None:
     where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
     node = ray.get(where.options(num_cpus=0, resources={"node:__internal_head__": 0.001}).remote())
@@ -243,6 +244,7 @@ def test_a_hung_gang_is_silent_until_no_process_is_left(
     assert cluster.poll([PollRequest(HUNG, 0, Orders(None, (), Cause.PAUSED))]) == [None]
 
 
+@pytest.mark.full
 def test_a_run_goes_on_without_a_rank_that_was_killed_as_it_began() -> None:
     assert not issubclass(OutOfMemoryError, RayActorError)
     policy = GangFailurePolicy(FailureConfig(max_failures=-1))

@@ -145,6 +145,7 @@ def test_replayed_steps_are_the_steps_to_the_last_bit(corpus: Path, changes: dic
     assert [result.requests.halt for result in results] == [step == LOW_LIMIT for step in range(1, STEPS + 1)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 def test_batches_that_grow_are_captured_once_they_have_grown(corpus: Path) -> None:
     warmup = [{"until_step": 2, "global_batch_size": 2}]

@@ -457,6 +457,7 @@ def turns(case: Case) -> str:
     return "".join(events)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("recompute", ["none", "latent"])
 def test_one_halfs_exchange_is_under_way_while_the_other_computes(ranks: Ranks, recompute: str) -> None:
     """In each layer keys leave before the other half's turn and are waited for after it; backward, their gradients.

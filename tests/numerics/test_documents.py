@@ -37,6 +37,7 @@ def losses(config: ModelConfig, decoder: Decoder, batch: Batch, length: int) -> 
     return decoder(batch.tokens, batch.targets, rotation.with_documents(batch.starts))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("family", "window"), [("cola", None), ("lax", None), ("cola", 4)])
 def test_a_packed_document_has_the_losses_that_it_has_alone(family: str, window: int | None) -> None:
     config, decoder = network(family, window)

@@ -221,6 +221,7 @@ def test_a_statistic_may_scale_the_input_too(ranks: Ranks, norm: str) -> None:
     assert relative_error(torch.cat(ranks.run(2, input_gradient, norm), dim=1), whole) < 1e-10
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("outlier", [1.0, 100.0])
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_fused_norm_is_no_less_accurate_in_bf16_than_the_published_form(

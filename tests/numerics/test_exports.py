@@ -162,6 +162,7 @@ print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=4, 
     assert run.stdout.startswith("torch.Size([1, ")
 
 
+@pytest.mark.full
 def test_the_class_can_be_trained(exported: Exported) -> None:
     model = loaded(exported(OWN["lax, tensor"]))
     model(TOKENS[None], labels=TOKENS[None]).loss.backward()

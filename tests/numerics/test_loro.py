@@ -52,6 +52,7 @@ def sharded_step(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, list[tupl
     return whole[0], whole[1], sent
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(32, 48, 6), (64, 16, 8), (16, 16, 12), (8, 12, 8)])
 def test_an_exact_step_is_the_truncated_svd_of_the_whole(ranks: Ranks, size: int, shape: tuple[int, int, int]) -> None:

@@ -176,6 +176,7 @@ def flops_of_products(config: ModelConfig, recompute: str) -> int:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
 def test_latent_computes_no_latent_again(family: str) -> None:
     config = model(family=family, **({"lax": {"gate": "identity"}} if family == "lax" else {}))

@@ -40,6 +40,7 @@ def compared(outs: list[torch.Tensor], inputs: list[torch.Tensor], gradient: tor
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("run_scores", [sparse.RUN_SCORES, 1], ids=["runs", "blocks one by one"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "of_keys", "changes"),

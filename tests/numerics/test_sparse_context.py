@@ -173,6 +173,7 @@ def traffic(case: Case) -> tuple[int, int, float | None]:
     return sum(size for _, size in found.sent.values()), ledger.sum().bytes, found.kept[1]
 
 
+@pytest.mark.full
 def test_traffic_falls_with_what_is_seen(ranks: Ranks) -> None:
     """At 5 % of the pairs it is half of dense attention's or less, what choosing takes included."""
     case = Case((8192,), 256, 4, "heap", 2, 2, 0.05)

@@ -48,6 +48,7 @@ def test_a_request_that_is_sent_again_is_recorded_again(client_with: With) -> No
     assert found == [("job.submit", 201)] * 2
 
 
+@pytest.mark.full
 def test_what_was_refused_is_recorded(client_with: With, store: JobStore) -> None:
     admin, reader = client_with(Scope.ADMIN), client_with(Scope.READ, name="eve")
     job = store.create(a_spec(), "/checkpoints", Owner("default", "ann"))
@@ -68,6 +69,7 @@ def test_what_was_refused_is_recorded(client_with: With, store: JobStore) -> Non
     ]
 
 
+@pytest.mark.full
 def test_every_route_that_changes_something_is_recorded(guarded: RunningApi, client_with: With) -> None:
     admin = client_with(Scope.ADMIN)
     asked = [route for route in routes_of(guarded.app) if route.method in UNSAFE]
@@ -119,6 +121,7 @@ def test_a_failure_inside_is_recorded(client_with: With, guarded: RunningApi, mo
     assert [(entry["action"], entry["status"]) for entry in entries(client_with(Scope.ADMIN))] == [("key.revoke", 500)]
 
 
+@pytest.mark.full
 def test_pages_and_tenants(client_with: With) -> None:
     admin = client_with(Scope.ADMIN)
     both = [client_with(Scope.SUBMIT, tenant=tenant) for tenant in ("ours", "theirs")]

@@ -168,6 +168,7 @@ def test_before_its_first_step_a_job_is_at_the_step_that_it_continues_from(boost
     assert store.get(job.id).goodput.recomputed == 0
 
 
+@pytest.mark.full
 def test_show(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     assert f"none yet; goes to /checkpoints/default/{job.id}" in boost("show", job.id).stdout
@@ -234,6 +235,7 @@ def test_events_print_what_befell_a_gang(boost, store: JobStore) -> None:
     ]
 
 
+@pytest.mark.full
 def test_events_print_a_line_for_every_event(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     run_to_the_end(store, job.id)
@@ -271,6 +273,7 @@ def test_json_with_control_characters_stays_json(boost, store: JobStore, monkeyp
     assert json.loads(printed)["message"] == "the next\x9b one\x7f"
 
 
+@pytest.mark.full
 def test_cancel(boost, store: JobStore) -> None:
     queued, running, done = (store.create(a_spec(), "/checkpoints") for _ in range(3))
     start(store, running.id)
@@ -281,6 +284,7 @@ def test_cancel(boost, store: JobStore) -> None:
     assert (refused.exit_code, "already SUCCEEDED" in refused.stderr) == (1, True)
 
 
+@pytest.mark.full
 def test_pause_and_resume(boost, store: JobStore) -> None:
     queued, running = (store.create(a_spec(), "/checkpoints") for _ in range(2))
     start(store, running.id)
@@ -292,6 +296,7 @@ def test_pause_and_resume(boost, store: JobStore) -> None:
     assert (refused.exit_code, "only a paused job can be resumed" in refused.stderr) == (1, True)
 
 
+@pytest.mark.full
 def test_patch(boost, store: JobStore) -> None:
     eight = {"steps": 10, "sequence_length": 64, "global_batch_size": 16, "micro_batch_size": 2}
     job = store.create(a_spec(training=eight), "/checkpoints")

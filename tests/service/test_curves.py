@@ -64,6 +64,7 @@ class Run:
         return cache.curve(self.store.get(self.id), metric, axis, points, -math.inf, math.inf)
 
 
+@pytest.mark.full
 def test_a_spike_of_one_step_stays_visible_in_few_points(store: JobStore) -> None:
     run = Run(store)
     run.steps(1, 1000, s501=9.0, s502=0.25)
@@ -157,6 +158,7 @@ def test_steps_that_are_done_again_count_both_times(store: JobStore) -> None:
     assert seconds == pytest.approx([2, 4, 6, 8, 10, 22, 24, 26, 26, 26], abs=0.01)
 
 
+@pytest.mark.full
 def test_jobs_are_compared_by_tags_that_only_old_ones_have(
     api: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def on_postgresql(postgres: PostgresServer) -> str:
     return url
 
 
+@pytest.mark.full
 def test_a_restart_of_the_database_is_survived(postgres: PostgresServer, on_postgresql: str) -> None:
     store = JobStore(on_postgresql)
     job = store.create(a_spec(), ROOT)
@@ -229,6 +230,7 @@ def test_requests_behind_a_locked_table_are_answered_in_time(troubled: Troubled,
     assert troubled.request("GET", "/v1/jobs")[0] == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_a_postgresql_without_connections_or_with_another_password(troubled: Troubled, database_url: str) -> None:
     def fault(url: str) -> str | None:

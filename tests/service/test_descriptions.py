@@ -29,6 +29,7 @@ def names(client: Client, **filters: object) -> list[str]:
     return [job.name for job in client.list(**filters).jobs]
 
 
+@pytest.mark.full
 def test_jobs_are_found_by_how_they_are_described(api: RunningApi, store: JobStore) -> None:
     for name, group, tags, notes in (
         ("first", "sweep-1", ["lr", "Base_line"], "Diverged after the warm-up."),

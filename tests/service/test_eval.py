@@ -98,6 +98,7 @@ def test_a_folder_of_checkpoints_needs_no_service(trained: Path, tasks: Path, tm
     assert score["task_hash"] != "0" * 16
 
 
+@pytest.mark.full
 def test_files_that_cannot_be_used_are_named_before_anything_is_loaded(
     tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +179,7 @@ def test_an_evaluation_is_recorded_once_whenever_its_job_ended(api: RunningApi, 
     assert httpx.get(f"{api.url}/v1/jobs/job-0/evaluations").status_code == 404
 
 
+@pytest.mark.full
 def test_evaluations_that_are_too_large_are_refused_and_the_newest_listed(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     run_to_the_end(store, job.id)

@@ -112,6 +112,7 @@ def test_renewing_in_another_thread_does_not_cost_the_holder_its_lease(holders: 
     assert in_threads(2, take_and_renew) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("before", ["never had", "run out"])
 def test_of_many_threads_one_wins(store: JobStore, database_url: str, before: str) -> None:
     if before == "run out":

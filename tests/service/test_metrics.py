@@ -52,6 +52,7 @@ def http(api: RunningApi) -> Iterator[httpx.Client]:
 # Jobs
 
 
+@pytest.mark.full
 def test_a_job_from_its_first_wait_to_its_end(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     first = Scrape(http)
@@ -88,6 +89,7 @@ def test_a_job_from_its_first_wait_to_its_end(http: httpx.Client, store: JobStor
     assert (last.value("boost_jobs", state="SUCCEEDED"), last.value("boost_jobs", state="RUNNING")) == (1, 0)
 
 
+@pytest.mark.full
 def test_shape_restarts_faults_and_goodput(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     start(store, job.id)
@@ -121,6 +123,7 @@ def test_shape_restarts_faults_and_goodput(http: httpx.Client, store: JobStore) 
     assert Scrape(http).by("kind", "boost_job_goodput_seconds")["waiting"] >= waiting + 0.01, "time goes on"
 
 
+@pytest.mark.full
 def test_throughput_falls_to_zero_while_a_gang_does_not_step(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     start(store, job.id)
@@ -146,6 +149,7 @@ def test_throughput_falls_to_zero_while_a_gang_does_not_step(http: httpx.Client,
     assert seen() == [False] * 6
 
 
+@pytest.mark.full
 def test_before_the_first_step_progress_is_dated_by_the_start(http: httpx.Client, store: JobStore) -> None:
     job = start(store, store.create(a_spec(), ROOT).id)
     assert job.started_at
@@ -180,6 +184,7 @@ def test_waiting_begins_anew_when_a_job_comes_back(http: httpx.Client, store: Jo
 # Queues, tenants, the cluster
 
 
+@pytest.mark.full
 def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     quotas = QuotaStore(store)
     quotas.put_queue("night", QueueSettings(gpus=8))
@@ -200,6 +205,7 @@ def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     assert found.by("tenant", "boost_tenant_gpus_limit") == {"lab": 4}
 
 
+@pytest.mark.full
 def test_the_cluster_as_it_was_seen_last(http: httpx.Client, store: JobStore) -> None:
     assert Scrape(http).find("boost_cluster_nodes") == [], "nobody has looked yet"
     show_nodes(store)
@@ -214,6 +220,7 @@ def test_the_cluster_as_it_was_seen_last(http: httpx.Client, store: JobStore) ->
 # Who sees what
 
 
+@pytest.mark.full
 def test_a_tenant_sees_its_own(client_with: With, store: JobStore) -> None:
     QuotaStore(store).put_tenant("lab", TenantSettings(gpus=4))
     QuotaStore(store).put_tenant("birds", TenantSettings(gpus=2))
@@ -234,6 +241,7 @@ def test_a_tenant_sees_its_own(client_with: With, store: JobStore) -> None:
     assert all(name.startswith(prefixes) for name in hidden)
 
 
+@pytest.mark.full
 def test_what_alerts_need_of_gangs_that_fail_or_do_not_start(
     http: httpx.Client, api: RunningApi, store: JobStore
 ) -> None:
@@ -294,6 +302,7 @@ def test_without_its_database_the_service_says_so(http: httpx.Client, postgres: 
 # The format
 
 
+@pytest.mark.full
 def test_what_is_exported_follows_the_conventions(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     start(store, job.id)

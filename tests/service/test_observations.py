@@ -131,6 +131,7 @@ def test_collectives_and_the_rest_are_kept_apart(store: JobStore, observations: 
     assert row["rest_ratio"] == row["communication_ratio"] == row["ratio"], "of a trainer before"
 
 
+@pytest.mark.full
 def test_kinds_precisions_and_profiles_are_apart(store: JobStore, observations: Observations) -> None:
     stored = ProfileStore(store.engine).put("H100", PROFILE, "ops")
     ran(store, 2.0, spec=CPU)

@@ -87,6 +87,7 @@ def test_each_precision_has_its_own(profiles: ProfileStore) -> None:
     assert list(profiles.list()) == []
 
 
+@pytest.mark.full
 def test_a_record_of_one_profile_for_each_kind_is_read(empty_database_url: str) -> None:
     config = Config()
     config.set_main_option("script_location", "service.jobs:migrations")

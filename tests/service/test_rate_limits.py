@@ -53,6 +53,7 @@ def count_until_limited(ask: Callable[[], httpx.Response], most: int) -> int:
     raise AssertionError(f"{most} requests, and no limit")
 
 
+@pytest.mark.full
 def test_a_key_has_its_rate_with_bursts(server_with: Begin) -> None:
     _, client_with = server_with(rate_per_second=2)
     first, second = client_with(Scope.READ), client_with(Scope.READ)
@@ -63,6 +64,7 @@ def test_a_key_has_its_rate_with_bursts(server_with: Begin) -> None:
     assert set(probes) == {200}
 
 
+@pytest.mark.full
 def test_the_limit_ends_when_it_says(server_with: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.api.limits.WINDOW_SECONDS", 1)
     _, client_with = server_with(rate_per_second=5)
@@ -72,6 +74,7 @@ def test_the_limit_ends_when_it_says(server_with: Begin, monkeypatch: pytest.Mon
     assert http.get("/v1/whoami").status_code == 200
 
 
+@pytest.mark.full
 def test_an_address_without_a_key_has_its_rate(server_with: Begin) -> None:
     _, client_with = server_with(rate_per_second=2)
     http = client_with.nothing()
@@ -102,6 +105,7 @@ def test_without_authentication_nothing_is_limited(server_with: Begin) -> None:
     assert {http.get("/v1/whoami").status_code for _ in range(30)} == {200}
 
 
+@pytest.mark.full
 def test_a_key_has_only_so_many_streams(server_with: Begin, store: JobStore) -> None:
     server, client_with = server_with(streams_per_key=2)
     first, second = client_with(Scope.READ), client_with(Scope.READ)

@@ -59,6 +59,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, problem["code"]
 
 
+@pytest.mark.full
 def test_the_same_request_again_is_the_same_job(http: httpx.Client) -> None:
     headers = {"Idempotency-Key": "monday-1"}
     first = http.post("/jobs", json=GOOD, headers=headers)
@@ -87,6 +88,7 @@ def test_an_answered_request_is_answered_again_when_its_data_is_gone(http: httpx
     assert http.post("/jobs", json=job, headers={"Idempotency-Key": "k"}).json() == first.json()
 
 
+@pytest.mark.full
 def test_a_dry_run_records_nothing(http: httpx.Client) -> None:
     answer = http.post("/jobs/dry-run", json=GOOD)
     assert answer.status_code == 200
@@ -100,6 +102,7 @@ def test_a_dry_run_records_nothing(http: httpx.Client) -> None:
     ]
 
 
+@pytest.mark.full
 def test_replicas_that_a_job_never_has_are_told_before_it_is_submitted(http: httpx.Client) -> None:
     for most, told in ((2, 0), (3, 1)):
         elastic = GOOD | {"elasticity": {"data_parallel_size": {"min": 1, "max": most}}}
@@ -131,6 +134,7 @@ def test_progress_does_not_alter_the_tag(http: httpx.Client, store: JobStore) ->
     assert http.get(f"/jobs/{job.id}").headers["ETag"] == tag
 
 
+@pytest.mark.full
 def test_filters(http: httpx.Client, store: JobStore) -> None:
     assert http.put("/queues/night", json={}).status_code == 200
     night = submit(http, queue="night", name="Owl_1")
@@ -203,6 +207,7 @@ def test_what_fits_no_gpu_is_refused_at_every_door(http: httpx.Client, store: Jo
     assert any("no layout fits" in note for note in planned["notes"])
 
 
+@pytest.mark.full
 def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, store: JobStore) -> None:
     job = submit(http, priority=3)
     path = f"/jobs/{job['id']}/clone"
@@ -363,6 +368,7 @@ def test_retention_keeps_what_a_waiting_job_starts_from(http: httpx.Client, stor
     assert removed == {"default": [20], "lab": [10, 20]}  # of another tenant, which keeps nobody else's checkpoints
 
 
+@pytest.mark.full
 def test_a_job_names_the_newest_of_its_checkpoints_that_is_left(
     http: httpx.Client, store: JobStore, saved: JobRecord
 ) -> None:
@@ -378,6 +384,7 @@ def test_a_job_names_the_newest_of_its_checkpoints_that_is_left(
     assert code(refused) == (409, "wrong-state") and "has no checkpoint to start from" in refused.json()["detail"]
 
 
+@pytest.mark.full
 def test_damaged_checkpoints_are_listed_apart_and_can_be_deleted(
     http: httpx.Client, store: JobStore, saved: JobRecord
 ) -> None:
@@ -411,6 +418,7 @@ def test_a_store_that_is_away_is_no_fault_of_the_service(http: httpx.Client, sto
     assert answer.headers["Retry-After"] == "5"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["", "/20"])
 def test_a_defect_of_the_service_is_not_taken_for_the_stores(
     http: httpx.Client, saved: JobRecord, path: str, monkeypatch: pytest.MonkeyPatch
@@ -474,6 +482,7 @@ def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     assert [tenant["name"] for tenant in http.get("/tenants").json()["tenants"]] == ["birds", "default"]
 
 
+@pytest.mark.full
 def test_nodes_and_what_runs_on_them(http: httpx.Client, store: JobStore) -> None:
     assert http.get("/nodes").json() == {"seen_at": None, "nodes": []}
     nodes = [

@@ -104,6 +104,7 @@ def test_jobs_of_another_tenant_are_not_there(boost_as: Callable[..., Boost], tm
     assert "QUEUED again and continues from step 0" in ours("retry", job_id).stdout
 
 
+@pytest.mark.full
 def test_who_may_what(boost_as: Callable[..., Boost], shared: RunningApi, tmp_path: Path, job: dict) -> None:
     reader, submitter = boost_as("lab", Scope.READ), boost_as("lab")
     assert reader("whoami").stdout == "lab-read of tenant lab, with scope read\n"
@@ -148,6 +149,7 @@ def test_what_an_operator_does(boost_as: Callable[..., Boost], shared: RunningAp
     assert ci("ls").exit_code == 4
 
 
+@pytest.mark.full
 def test_clones_and_dry_runs(boost_as: Callable[..., Boost], tmp_path: Path, job: dict) -> None:
     boost = boost_as("lab")
     tried = boost("submit", job_file(tmp_path, job), "--dry-run")
@@ -194,6 +196,7 @@ def test_a_lost_answer_to_a_pause_is_asked_for_again_and_is_no_second_pause(
     assert len([event for event in store.events(submitted.id) if event.data.get("state") == "PAUSED"]) == 1
 
 
+@pytest.mark.full
 def test_codes_etags_and_keys_that_come_again(clients: Callable[..., Client], job: dict[str, object]) -> None:
     client = clients("lab")
     first = client.submit(job, idempotency_key="once")
@@ -252,6 +255,7 @@ def test_what_there_is_to_know(clients: Callable[..., Client], job: dict[str, ob
     assert operator.audit(limit=1).entries[0].status == 200
 
 
+@pytest.mark.full
 def test_many_at_once(shared: RunningApi, key: Callable[..., str], store: JobStore, job: dict[str, object]) -> None:
     async def run() -> tuple[list[str], list[str]]:
         async with AsyncClient(shared.url, api_key=key("lab")) as client:

@@ -55,6 +55,7 @@ def states(store: JobStore, job_id: str) -> list[str]:
     return [event.data["state"] for event in store.events(job_id) if event.kind == "state"]
 
 
+@pytest.mark.full
 def test_migration_makes_the_tables_that_the_code_expects(empty_database_url: str) -> None:
     url = empty_database_url
     migrate(url)
@@ -108,6 +109,7 @@ def test_migration_of_older_jobs(empty_database_url: str) -> None:
     assert (running.commands, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
 
 
+@pytest.mark.full
 def test_migration_dates_the_jobs_that_there_are(empty_database_url: str) -> None:
     url = empty_database_url
     migrate(url)
@@ -607,6 +609,7 @@ def test_a_gang_that_goes_on_for_the_same_reason_writes_nothing(store: JobStore)
     assert store.change(job.id, Reason.GANG_STARTED, "2 workers train") == trains
 
 
+@pytest.mark.full
 def test_a_report_is_stored_exactly_once(store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     start(store, job.id)
@@ -658,6 +661,7 @@ def test_events_are_read_in_portions(store: JobStore) -> None:
     assert [*first, *store.events(job.id, after_id=first[-1].id)] == everything
 
 
+@pytest.mark.full
 def test_where_a_request_came_from_is_kept_and_not_shown(store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     with store.engine.begin() as connection:

@@ -246,6 +246,7 @@ def test_an_event_that_cannot_be_read_ends_its_jobs_streams_alone(api: RunningAp
             assert any("SUCCEEDED" in line for line in goes_on)
 
 
+@pytest.mark.full
 def test_a_key_that_another_process_revokes_ends_its_streams(
     guarded: RunningApi, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def finished(store: JobStore, tenant: str, tmp_path: Path) -> JobRecord:
     return job
 
 
+@pytest.mark.full
 def test_checkpoints_of_others_are_not_listed_pinned_or_deleted(
     lab: httpx.Client, store: JobStore, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_checkpoints_of_others_are_not_listed_pinned_or_deleted(
             assert snapshot(there) == before
 
 
+@pytest.mark.full
 def test_data_and_checkpoints_of_others_are_no_start(lab: httpx.Client, store: JobStore, tmp_path: Path) -> None:
     own, others = tmp_path / "data" / "lab" / "corpus", tmp_path / "data" / "others" / "corpus"
     for folder, name in ((own, "mine"), (others, "private")):
@@ -135,6 +137,7 @@ def test_ranks_do_not_read_or_write_what_became_a_link(ranks: Ranks, tmp_path: P
     assert snapshot(others) == before
 
 
+@pytest.mark.full
 def test_datasets_are_not_built_from_what_became_a_link(tmp_path: Path) -> None:
     _, refused = build_while_swapping(tmp_path, LocalEngine(1), SWAPPING_SECONDS)
     assert refused

@@ -349,6 +349,7 @@ def test_a_trial_that_is_not_validated_at_a_rung_is_judged_at_the_next(lab: Lab)
     assert (lab.run().state, lab.trials()[0].value) == (SweepState.FINISHED, 0.5)
 
 
+@pytest.mark.full
 def test_others_are_judged_while_a_trial_waits_for_its_tenant_to_have_fewer_jobs(lab: Lab) -> None:
     submit = lab.driver.submit
 
@@ -373,6 +374,7 @@ def test_a_last_step_that_was_a_rung_is_judged_again(lab: Lab) -> None:
     assert sweep_study.next_milestone(trial, [1, 3])[2] == 3
 
 
+@pytest.mark.full
 def test_a_sweep_that_cannot_be_read_holds_up_no_other(lab: Lab) -> None:
     lab.create(name="broken", budget={"trials": 1})
     with lab.store.engine.begin() as connection:
@@ -801,6 +803,7 @@ def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: Wit
     assert {(job.tenant, job.submitted_by) for job in store.list()} == {("other", "tester")}
 
 
+@pytest.mark.full
 def test_a_service_that_schedules_no_longer_changes_no_sweep(lab: Lab) -> None:
     first, second = (Leases(lab.store.engine, name) for name in ("first", "second"))
     lease = first.take("scheduler", 0.01)
@@ -936,6 +939,7 @@ def test_a_submission_that_hangs_does_not_keep_the_service_from_stopping(
         loop.stop()
 
 
+@pytest.mark.full
 def test_a_trial_never_has_two_jobs(lab: Lab) -> None:
     sweep = lab.create(parallel=1)
     lab.drive()
@@ -944,6 +948,7 @@ def test_a_trial_never_has_two_jobs(lab: Lab) -> None:
     assert len(lab.store.list()) == 1
 
 
+@pytest.mark.full
 def test_a_tenant_has_few_sweeps_at_a_time(lab: Lab) -> None:
     for number in range(MOST_RUNNING):
         lab.create(name=f"sweep-{number}")

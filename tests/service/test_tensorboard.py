@@ -109,6 +109,7 @@ def test_killed_between_writing_and_noting_it(
     assert points(read(Path(job.checkpoint_url) / "tensorboard")) == losses(range(1, steps + 1))
 
 
+@pytest.mark.full
 def test_an_open_reader_sees_what_comes_and_nothing_twice(
     store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_old_versions_of_tls_are_refused(server: RunningApi) -> None:
         context.wrap_socket(plain)
 
 
+@pytest.mark.full
 def test_over_tls_the_cookie_is_for_tls_alone(server: RunningApi, trusting: httpx.Client) -> None:
     made = With(server)
     key = made(Scope.SUBMIT).headers["Authorization"].removeprefix("Bearer ")

@@ -122,11 +122,13 @@ def test_what_is_behind_is_counted_for_those_asked_for_and_up_to_a_limit(
     assert counts == {first.id: 5, second.id: min(5, all_of_it - 8)}
 
 
+@pytest.mark.full
 def test_a_job_may_have_none(client: Client, store: JobStore) -> None:
     job = client.submit(GOOD | {"trackers": {"tensorboard": False}})
     assert client.trackers(job.id).trackers == []
 
 
+@pytest.mark.full
 @ON_BOTH
 def test_a_job_that_is_retried_is_told_on(store: JobStore, settings: Settings, tmp_path: Path) -> None:
     job = tracked_job(store, tmp_path, settings)
@@ -173,6 +175,7 @@ def test_a_server_that_never_answers_holds_up_nobody_else(store: JobStore, setti
         assert all(tracked.event_id == 0 for tracked in told)
 
 
+@pytest.mark.full
 @ON_BOTH
 def test_one_service_at_a_time_tells(store: JobStore, settings: Settings, tmp_path: Path) -> None:
     leases = Leases(store.engine, "another service")
@@ -214,6 +217,7 @@ def test_the_lease_is_given_back_once_no_delivery_is_in_progress(
     assert TrackerStore(store.engine).one(job.id, "tensorboard").event_id > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["mlflow", "wandb"])
 def test_an_answer_that_never_ends_is_given_up(
     store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -256,6 +260,7 @@ def test_a_secrets_address_holds_no_password(store: JobStore, settings: Settings
         TrackerFactory(settings)("wandb", job)
 
 
+@pytest.mark.full
 def test_a_token_goes_to_its_server_alone(store: JobStore, settings: Settings, tmp_path: Path) -> None:
     trackers = {"tensorboard": False, "mlflow": {"credentials": "lab"}}
     with answering(200, {}) as (elsewhere, never), answering(307, {"Location": elsewhere}) as (uri, seen):

@@ -173,6 +173,7 @@ def test_a_server_that_is_away_or_silent_delays_no_other_tracker(
         assert fault["what"] == "tracker" and fault["message"].startswith("wandb cannot be updated")
 
 
+@pytest.mark.full
 def test_a_package_that_does_not_end_is_ended(
     server: WandbServer, store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_all_communicators_are_aborted_at_once_and_once_each(monkeypatch: pytest
             dist.destroy_process_group()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("error", "how", "calls"),
     [

@@ -124,6 +124,7 @@ def test_the_best_of_those_chosen_is_the_best_there_is(
     assert demand_of(resolved).layouts == chosen.sizes, "the scheduler takes all of them to fit"
 
 
+@pytest.mark.full
 def test_of_many_those_that_gain_most_are_kept() -> None:
     training = content()["training"] | {"global_batch_size": 5040}
     spec = left("7b", "H100", 1, 96, training=training)

@@ -129,6 +129,7 @@ def test_nothing_is_timed_when_results_are_wrong(tmp_path: Path, capsys: pytest.
     assert "residual_add is off" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["rank", "--family", "dense", "--strategy", "btp"]) == 2
     assert "leave one of the two out" in capsys.readouterr().err
@@ -188,6 +189,7 @@ def test_a_captured_step_is_timed_beside_the_same_kernel_by_kernel(monkeypatch: 
     assert rows["HFU"] > rows["MFU"]  # whose operations are counted as they are done
 
 
+@pytest.mark.full
 def test_the_published_step_computes_nothing_again_not_even_logits() -> None:
     shape = RunShape("tiny", 2, 1, 16, layers=1)
     rows = {row.quantity: row.p50 for row in rank_rows(shape, PUBLISHED, torch.device("cpu"), 2, 1e9, [])}

@@ -79,6 +79,7 @@ def test_the_host_reads_once_a_step(tmp_path: Path, apart: bool) -> None:
     assert step_waits == []
 
 
+@pytest.mark.full
 def test_garbage_is_collected_between_steps_alone() -> None:
     class Node:
         alive = 0

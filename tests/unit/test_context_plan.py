@@ -78,6 +78,7 @@ def test_areas_and_needs_are_those_of_the_mask(window: Window) -> None:
         assert window.pairs(queries, (1 << window.chunks) - 1) == window.areas[queries]
 
 
+@pytest.mark.full
 @given(plans())
 def test_every_pair_is_computed_once_from_keys_that_are_there(plan: ContextPlan) -> None:
     window, counted = plan.window, chunk_pairs(plan.window)
@@ -258,6 +259,7 @@ def test_what_cannot_be_planned_is_refused(call, says: str) -> None:
         call()
 
 
+@pytest.mark.full
 @given(plans(), st.none() | st.lists(st.integers(0, 2), min_size=64, max_size=64))
 def test_ranks_pieces_are_the_pairs_of_the_mask_each_once(plan: ContextPlan, nodes: list[int] | None) -> None:
     """Token by token: each query of each rank meets every key that it sees in one piece, in the planned stage."""

@@ -113,6 +113,7 @@ def test_processes_make_the_same_shards(tmp_path: Path) -> None:
     assert shards(tmp_path / "one") == shards(tmp_path / "two")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("after", [1, 3, 6])
 def test_an_interrupted_run_goes_on_to_the_same_shards(tmp_path: Path, after: int) -> None:
     source = write(tmp_path / "in", texts())

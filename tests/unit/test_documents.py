@@ -216,6 +216,7 @@ def test_archives_in_folders_and_globs_are_read_as_what_is_in_them(
         assert [document.content.decode() for document in read] == TEXTS * times
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("after", "problem"),
     [

@@ -44,6 +44,7 @@ def sums(state: TrainState) -> dict[str, torch.Tensor]:
     return {name: each for group in state.optimizer.groups for name, each in group.summed_gradients().items()}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("choice", [GROUPED, APART, {"recompute": "latent"}, {"recompute": "full"}], ids=str)
 def test_a_backward_pass_has_no_other_within_it(tmp_path: Path, choice: dict[str, Any]) -> None:

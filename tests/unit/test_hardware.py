@@ -67,6 +67,7 @@ def test_every_name_leads_to_its_device() -> None:
             assert memory_named(name) == size
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "nearest"), [
     ("H10", "H100"), ("H100-40G", "H100"), ("H100-64G", "H100"), ("A100-20G", "A100-40G"), ("A100-48G", "A100-40G"),
     ("A100-40", "A100-40G"), ("H100-94", "H100-NVL"), ("L4-40", "L40"),
@@ -89,6 +90,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: s
     assert 100e12 < machine.profile.product_flops < 200e12
 
 
+@pytest.mark.full
 def test_a_large_model_does_not_fit_cards_for_desks() -> None:
     training = {"sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 4, "steps": 10}
     spec = a_spec(
@@ -195,6 +197,7 @@ def test_vanilla_computes_the_attention_of_all_heads_on_every_rank() -> None:
     assert of("vanilla").hardware - of("vanilla").model == attention
 
 
+@pytest.mark.full
 def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> None:
     training = {"sequence_length": 4096, "micro_batch_size": 1, "steps": 1000, "precision": "bf16"}
     large = a_spec(

@@ -101,6 +101,7 @@ def test_what_the_hub_lacks_is_named(hub: LocalHub, tmp_path: Path) -> None:
     assert (other.returncode, "org/other" in other.stderr, "Traceback" in other.stderr) == (2, True, False)
 
 
+@pytest.mark.full
 def test_a_hub_that_is_away_is_said(tmp_path: Path) -> None:
     done = tokenize("http://127.0.0.1:1", tmp_path / "out", "hf://datasets/org/corpus/rows", "parquet")
     assert done.returncode == 2
@@ -120,6 +121,7 @@ def test_an_error_of_the_hub_may_pass_unless_it_is_its_answer(status: int, final
         check_data(data, 256, 8)
 
 
+@pytest.mark.full
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
     done = tokenize("http://127.0.0.1:1", tmp_path / "out", "hf://org/model", "text")
     assert (done.returncode, "such as hf://datasets/organization/name" in done.stderr) == (2, True)

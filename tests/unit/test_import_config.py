@@ -133,6 +133,7 @@ def test_a_norm_over_each_ranks_shard_is_another_function(
     assert any("rmsnorm_type=triton" in note and "another function" in note for note in notes) == noted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -153,6 +153,7 @@ def test_a_pass_that_takes_long_keeps_the_lease(office: Office, monkeypatch: pyt
     assert len(office.made["one"]) == 1, "and what the reconciler remembers"
 
 
+@pytest.mark.full
 def test_a_pass_that_hangs_loses_it_and_steps_down(
     office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_pass_that_hangs_loses_it_and_steps_down(
     assert len(office.made["one"]) == 2, "with a new reconciler"
 
 
+@pytest.mark.full
 def test_a_long_pause_between_passes_is_no_hang_and_keeps_the_lease(
     office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_service_that_cannot_reach_ray_lets_another_try(office: Office, monkey
     until(lambda: office.loops["one"].problem() is None)
 
 
+@pytest.mark.full
 def test_none_is_ready_while_none_can_reach_ray(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(loop_module, "NOTE_SECONDS", 0.1)
@@ -398,6 +401,7 @@ def test_updates_of_a_fast_gang_are_stored_a_few_times_a_second(office: Office) 
     assert time.monotonic() - begun >= 3 * loop_module.UPDATE_SECONDS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("failure", [RuntimeError("the database is restarted"), LeaseLost(Lease(LEASE, 1))])
 def test_updates_that_cannot_be_stored_wait_for_the_next_pass(office: Office, failure: Exception) -> None:
     office.wait_long_between_passes("one")

@@ -164,6 +164,7 @@ def played(collective: Callable[..., object], *tensors: torch.Tensor, **_: objec
     return PlayedWork([tensors[0]], list(tensors[1:]), run)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "choice",
     [

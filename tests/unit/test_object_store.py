@@ -246,6 +246,7 @@ def test_a_call_ends_and_is_named(server: Server, brief: ObjectStore, call: str)
         ended.set()
 
 
+@pytest.mark.full
 def test_a_body_that_trickles_ends(server: Server, brief: ObjectStore) -> None:
     ended = threading.Event()
 

@@ -147,6 +147,7 @@ def test_no_path_that_resolves_outside_is_let_in(folder: Path, path: str) -> Non
 PLAIN = st.text("abc.-_ é", min_size=1).filter(lambda name: name not in (".", ".."))
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(st.lists(PLAIN))
 def test_every_path_under_a_prefix_is_let_in(folder: Path, names: list[str]) -> None:

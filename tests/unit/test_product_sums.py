@@ -129,6 +129,7 @@ def test_sums_are_those_of_products_that_are_never_rounded(tmp_path: Path, chang
     assert far(rounded, expected) > 2**-12  # what rounding to 8 bits and adding comes to
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("alone")
 def test_no_gradient_is_written_and_read_again(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
@@ -196,6 +197,7 @@ def squared(folder: Path) -> tuple[float, float, int]:
     return results[1].item(), tensor.all_reduce_(squares, "expected").sqrt().item(), adding.calls["linalg_vector_norm"]
 
 
+@pytest.mark.full
 def test_squares_are_taken_of_all_gradients_while_the_ranks_wait(ranks: Ranks, tmp_path: Path) -> None:
     for found, expected, parts in ranks.run(2, squared, write_corpus(tmp_path / "corpus")):
         assert found == pytest.approx(expected, rel=1e-6)

@@ -283,6 +283,7 @@ def test_cancelled_between_reading_and_acting(service: Service) -> None:
     assert not service.gangs.launched
 
 
+@pytest.mark.full
 def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(service: Service) -> None:
     job = service.started(fault_tolerance={"max_restarts": 0})  # the job has no fault
     service.gangs.gangs.clear()
@@ -309,6 +310,7 @@ def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(servic
     assert service.reasons(job.id).count(Reason.GANG_LOST) == MOST_LOSSES
 
 
+@pytest.mark.full
 def test_gangs_that_are_lost_with_checkpoints_in_between_always_come_again(service: Service) -> None:
     job = service.started(fault_tolerance={"max_restarts": 0})
     for step in range(MOST_LOSSES + 2):
@@ -427,6 +429,7 @@ def test_a_forgotten_gang_whose_job_cannot_be_read_does_not_stop_the_others(
     assert "job-odd: this pass failed" in caplog.text
 
 
+@pytest.mark.full
 def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     one = {"parallelism": {"tensor_parallel_size": 1}}
     bad, good = service.submit(**one), service.submit(**one)
@@ -647,6 +650,7 @@ def test_a_higher_priority_pauses_and_what_it_pauses_comes_back(service: Service
     assert service.gangs.launched[-1] == (low.id, 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tenant", ["default", "lab"])
 def test_a_job_that_makes_room_says_for_whom_unless_that_is_another_tenants(service: Service, tenant: str) -> None:
     low = service.started()
@@ -670,6 +674,7 @@ def test_a_job_that_makes_room_says_for_whom_unless_that_is_another_tenants(serv
         assert not [words for words in said if high in words or "secret-plan" in words]
 
 
+@pytest.mark.full
 def test_a_gang_that_does_not_answer_is_out_of_sight(service: Service) -> None:
     job = service.started()
     service.gangs.now(job, GangPhase.STARTING, "waiting for the gang's supervisor to answer")
@@ -924,6 +929,7 @@ def test_nodes_are_asked_for_as_long_as_a_job_needs_them_and_again_by_a_new_serv
     assert service.gangs.asked == [needed, needed, []]
 
 
+@pytest.mark.full
 def test_of_a_long_queue_some_jobs_a_pass_are_told_of_what_changes_for_all(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     calls.shutdown(wait=False, cancel_futures=True)
 
 
+@pytest.mark.full
 def test_a_life_with_a_fault_a_halt_and_a_generation_that_cannot_start(run: Run, tmp_path: Path) -> None:
     rank, lost = run.rank(1), run.rank(2)
     run.train_run.say("waits for 2 CPUs")
@@ -164,6 +165,7 @@ def test_a_life_with_a_fault_a_halt_and_a_generation_that_cannot_start(run: Run,
     run.train_run.finish(Finish(GangPhase.PAUSED, ""))
 
 
+@pytest.mark.full
 def test_the_result_has_the_last_checkpoint(run: Run, tmp_path: Path) -> None:
     rank = run.rank(1)
     ends = run.form(1, rank)

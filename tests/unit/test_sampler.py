@@ -54,6 +54,7 @@ def test_resizing_neither_repeats_nor_skips_a_sample(replicas: list[int]) -> Non
     assert sorted(consumed) == list(range(len(replicas) * GLOBAL_BATCH))
 
 
+@pytest.mark.full
 @given(replicas=st.lists(st.sampled_from([1, 2, 3, 4]), min_size=16, max_size=16))
 def test_resizing_through_two_epochs_of_a_small_corpus(replicas: list[int]) -> None:
     """The consumed sequences are those of the deterministic order, each of two epochs having every window once."""

@@ -311,6 +311,7 @@ def test_the_optimizers_state_goes_to_hosts_of_known_memory_where_a_device_is_to
     assert not search(on_cpus, 1, machine(on_cpus, host=500e9), 40e9, 1).choices
 
 
+@pytest.mark.full
 def test_hosts_of_a_described_network_have_the_memory_that_it_says_and_jobs_on_cpus_need_none(tmp_path: Path) -> None:
     described, spec = network(8, 450, 50).model_copy(update={"node_memory_gigabytes": 100.0}), job("30b", 64)
     (tmp_path / "job.json").write_text(spec.model_dump_json())
@@ -360,6 +361,7 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     assert nothing.misfit is not None
 
 
+@pytest.mark.full
 def test_all_tensor_parallel_groups_of_a_choice_have_a_node() -> None:
     levels = [
         {"name": "node", "fan_out": 4, "gigabytes_per_second": 32},
@@ -449,6 +451,7 @@ def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() 
     assert search(spec, 8, machine(spec), inf, 1).choices
 
 
+@pytest.mark.full
 def test_a_search_says_what_is_published_for_the_preset_and_the_jobs_sizes(tmp_path: Path) -> None:
     spec = job("7b", model={"family": "cola"})
     report = search_report(spec, PlanSearch(gpus=8, top=1))
@@ -464,6 +467,7 @@ def test_a_search_says_what_is_published_for_the_preset_and_the_jobs_sizes(tmp_p
     assert "published for CoLA 7B (arXiv 2502.10940): learning rate 0.001 at 131,072 tokens per step" in shown.stdout
 
 
+@pytest.mark.full
 def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
     training = {"steps": 10, "sequence_length": 131072, "global_batch_size": 16, "micro_batch_size": 1,
                 "precision": "bf16"}  # fmt: skip
@@ -489,6 +493,7 @@ def test_a_search_in_another_process_finds_the_same_and_ends_in_time() -> None:
         search_apart(spec, asked, 0.01)
 
 
+@pytest.mark.full
 def test_a_search_that_fails_says_why_in_a_sentence() -> None:
     profile = {
         "device": "H100", "commit": "a", "torch_version": "2", "triton_version": "3", "precision": "fp32", "cores": 1,
@@ -500,6 +505,7 @@ def test_a_search_that_fails_says_why_in_a_sentence() -> None:
         search_apart(job(), of_another_precision, 60)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", [{"spread": 1000}, {"bandwidth": inf}, {"product_flops": nan}, {"correction": 0}])
 def test_profiles_beyond_anything_measured_are_refused(wrong: dict[str, float]) -> None:
     profile = {"device": "x", "commit": "a", "torch_version": "2", "triton_version": "3", "precision": "bf16",

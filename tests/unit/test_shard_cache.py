@@ -82,6 +82,7 @@ def test_another_folder_at_the_same_url_is_not_the_cached_one(tmp_path: Path) ->
     assert map_shard(URL, INDEX.model_copy(update={"source": "b"}), SHARDS[0])[0] == 7
 
 
+@pytest.mark.full
 def test_other_content_and_another_store_are_not_the_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [Server() for _ in range(2)]
 

@@ -194,6 +194,7 @@ def test_plans_of_long_context_cost_little_time_however_many_sizes_there_are() -
     assert len(planned.shapes) == MOST_LAYOUTS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("section", "content", "words"),
     [

@@ -31,6 +31,7 @@ LEGAL = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reason", Reason)
 @pytest.mark.parametrize("state", JobState)
 def test_every_pair_of_state_and_reason(state: JobState, reason: Reason) -> None:

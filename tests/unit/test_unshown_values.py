@@ -41,6 +41,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("job", "field", "message"), REFUSED, ids=[f"{field} {word}" for _, field, word in REFUSED])
 def test_a_refusal_names_the_field_and_not_the_value(job: dict, field: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValidationError) as caught:

@@ -33,6 +33,7 @@ def test_merged_fields_may_be_given_again_and_written_ones_not() -> None:
         read_yaml("training:\n  steps: 1\n  seed: 2\n  steps: 3\n")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["[" * 5000, "[" * 200 + "]" * 200, "&a [*a]", "a: &a {b: *a}"])
 def test_endless_nesting_is_refused(text: str) -> None:
     with pytest.raises(yaml.YAMLError, match="nested too deeply"):
