@@ -157,22 +157,25 @@ def one_million() -> float:
 
 @pytest.mark.full
 def test_the_largest_specs_cost_little_time() -> None:
+    # Each time beside that of a million squares, as this machine may be several times slower a moment later.
     checked, planned = [], []
     for seed in range(6):
         content = largest(random.Random(seed))
-        times = []
+        checks, plans = [], []
         for _ in range(3):
             for cache in CACHES:
                 cache.cache_clear()
             begin = time.process_time()
             spec = check(content)
-            times.append(time.process_time() - begin)
-        checked.append(median(times))
-        begin = time.process_time()
-        plan(spec)
-        planned.append(time.process_time() - begin)
-    assert max(checked) <= CHECK_COST * one_million(), [round(each, 3) for each in checked]
-    assert max(planned) <= PLAN_COST * one_million(), [round(each, 3) for each in planned]
+            checked_at = time.process_time()
+            plan(spec)
+            planned_at, unit = time.process_time(), one_million()
+            checks.append((checked_at - begin) / unit)
+            plans.append((planned_at - checked_at) / unit)
+        checked.append(min(checks))
+        planned.append(min(plans))
+    assert max(checked) <= CHECK_COST, [round(each, 2) for each in checked]
+    assert max(planned) <= PLAN_COST, [round(each, 2) for each in planned]
 
 
 def test_plans_of_long_context_cost_little_time_however_many_sizes_there_are() -> None:
