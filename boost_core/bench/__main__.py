@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one "
                     "GPU; give --ranks no more than there are GPUs, or run it where there are two or more"
                 )
+            if options.profile is not None:
+                _profile_at(options.profile)  # in one line, before ranks that would each say it
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
         if options.benchmark == "job":

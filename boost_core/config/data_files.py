@@ -594,15 +594,11 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     return [
         SourceFile(
             filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]),
-            stamp_of(info), str(info.get("identity") or filesystem.unstrip_protocol(name)),
+            str(info.get("ETag") or info.get("blob_id") or info.get("mtime", "")),
+            str(info.get("identity") or filesystem.unstrip_protocol(name)),
         )
         for name, info in matches.items()
     ]  # fmt: skip
-
-
-def stamp_of(info: Mapping[str, Any]) -> str:
-    """What changes when a file is written: its ETag or modification time, of what a store tells of it."""
-    return str(info.get("ETag") or info.get("blob_id") or info.get("mtime", ""))
 
 
 def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list[str]:

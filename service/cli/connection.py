@@ -90,8 +90,8 @@ def open_client(url: str | None, **options: Any) -> Client:
     return client_of(address, **known | options)
 
 
-def follow_with(client: Client) -> None:
-    """Unless it is set for how long, wait longer from now on: what is followed must not end as the service restarts."""
+def retry_longer(client: Client) -> None:
+    """Retry for longer from now on, unless the user has set how long: following must survive a service restart."""
     if "retry_seconds" not in read_settings().model_fields_set:
         client.retry_seconds = _FOLLOWING_RETRY_SECONDS
 

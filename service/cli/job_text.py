@@ -31,7 +31,7 @@ from boost_core.messages import (
 )
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.terminal import duration
-from service.cli.connection import follow_with
+from service.cli.connection import retry_longer
 from service.cli.console import ExitStatus, print_line
 from service.client import Client
 from service.jobs.goodput import as_of
@@ -231,7 +231,7 @@ def follow(client: Client, job_id: str, console: Console, kinds: Sequence[EventK
         ApiError: There is no such job.
         ServiceUnreachable: The service has gone away.
     """
-    follow_with(client)
+    retry_longer(client)
     with _view(console) as show:
         for event in client.events(job_id, kinds=kinds):
             if event.kind in (kinds or _SHOWN):

@@ -1,11 +1,13 @@
 """What trackers receive: a job's events as points of curves and as text, each step of a curve only once."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import httpx
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec
@@ -16,6 +18,30 @@ from service.jobs.states import JobState
 _GROUPS = {"progress": "train", "evaluation": "validation", "checkpoint": "checkpoint"}  # of curves, by kind of event
 _NO_CURVES = frozenset({"step", "steps", "kind", "eta_seconds"})
 _NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})  # how events represent numbers that JSON lacks
+
+
+LARGEST_ANSWER = 8 * 2**20  # bytes
+LONGEST_SECONDS = 60.0  # of an answer
+
+
+def read_answer(response: httpx.Response, too_large: Exception) -> bytes:
+    """Read the body of a tracker's answer, which may be neither endless nor take forever.
+
+    Args:
+        response: The answer, as a stream.
+        too_large: What to raise if it has more than ``LARGEST_ANSWER`` bytes.
+
+    Raises:
+        httpx.ReadTimeout: It takes longer than ``LONGEST_SECONDS``.
+    """
+    content, deadline = b"", time.monotonic() + LONGEST_SECONDS
+    for piece in response.iter_bytes():
+        content += piece
+        if len(content) > LARGEST_ANSWER:
+            raise too_large
+        if time.monotonic() > deadline:
+            raise httpx.ReadTimeout(f"its answer takes longer than {LONGEST_SECONDS:g} seconds")
+    return content
 
 
 class NotYet(Exception):

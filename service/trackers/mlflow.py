@@ -6,7 +6,6 @@ a server with a database keeps only one of them.
 """
 
 import json
-import time
 from collections.abc import Mapping
 from itertools import accumulate
 from math import isfinite
@@ -17,14 +16,12 @@ import httpx
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.proxies import proxy_of
-from service.trackers.curves import Batch, settings_of
+from service.trackers.curves import LARGEST_ANSWER, Batch, read_answer, settings_of
 
 _POINTS = 997  # per request; with the tags of their event, the job's group and its tags 1000, MLflow's limit
 _PARAMETERS = 100
 _LONGEST_VALUE = 500  # characters of a parameter or a tag, for the sake of old servers
 _SECONDS = 10.0  # of silence
-_LONGEST_SECONDS = 60.0  # of an answer
-_LARGEST_ANSWER = 8 * 2**20
 
 _JOB, _EVENT = "boost.job", "boost.event"  # tags of a run
 _STATUS = {
@@ -174,13 +171,8 @@ class Mlflow:
         """Return the server's answer; ``None`` if it is the error code ``absent``."""
         try:
             with self._http.stream(method, path, **what) as response:
-                content, deadline = b"", time.monotonic() + _LONGEST_SECONDS
-                for piece in response.iter_bytes():
-                    content += piece
-                    if len(content) > _LARGEST_ANSWER:
-                        raise MlflowRefused(f"{self._uri} answers {path} with more than {_LARGEST_ANSWER} bytes")
-                    if time.monotonic() > deadline:
-                        raise httpx.ReadTimeout(f"its answer takes longer than {_LONGEST_SECONDS:g} seconds")
+                too_large = MlflowRefused(f"{self._uri} answers {path} with more than {LARGEST_ANSWER} bytes")
+                content = read_answer(response, too_large)
         except httpx.HTTPError as error:
             raise ConnectionError(f"{self._uri} does not answer: {error or type(error).__name__}") from error
         try:

@@ -29,7 +29,7 @@ from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.security.redaction import redact, register_secrets
-from service.trackers.curves import Batch, NotYet
+from service.trackers.curves import LARGEST_ANSWER, Batch, NotYet, read_answer
 from service.trackers.forwarder import BATCH
 from service.trackers.tensorboard import TrackerFolder
 
@@ -37,8 +37,6 @@ BASE_URL = "https://api.wandb.ai"
 FOLDER = "offline-wandb"  # the prefix "offline-" tells `wandb sync` that it has not been sent
 
 _SECONDS = 10.0  # of silence
-_LONGEST_SECONDS = 60.0  # of an answer
-_LARGEST_ANSWER = 8 * 2**20
 _LONGEST_LINE = 300  # characters of the process's last output
 _TOGETHER = 8  # processes, of a few hundred megabytes each
 _room = threading.BoundedSemaphore(_TOGETHER)
@@ -138,19 +136,14 @@ class Wandb:
     def _last_event(self, job: JobRecord) -> int:
         """Return the newest event that the server has of a job; 0 if none."""
         variables = {"project": self._config.project, "entity": self._config.entity, "name": job.id}
-        query, content = {"query": _LAST_ROWS, "variables": variables}, b""
+        query = {"query": _LAST_ROWS, "variables": variables}
         try:
             # Redirects are not followed: what is sent is for this server only.
             with httpx.stream(
                 "POST", f"{self._url}/graphql", json=query, auth=("api", self._key), timeout=_SECONDS
             ) as response:
-                deadline = time.monotonic() + _LONGEST_SECONDS
-                for piece in response.iter_bytes():
-                    content += piece
-                    if len(content) > _LARGEST_ANSWER:
-                        raise WandbRefused(f"{self._url} answers with more than {_LARGEST_ANSWER} bytes")
-                    if time.monotonic() > deadline:
-                        raise httpx.ReadTimeout(f"its answer takes longer than {_LONGEST_SECONDS:g} seconds")
+                too_large = WandbRefused(f"{self._url} answers with more than {LARGEST_ANSWER} bytes")
+                content = read_answer(response, too_large)
         except httpx.HTTPError as error:
             raise ConnectionError(f"{self._url} does not answer: {error or type(error).__name__}") from error
         answer = None

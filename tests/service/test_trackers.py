@@ -24,7 +24,7 @@ from service.jobs.trackers import Tracked, TrackerStore
 from service.models.access import Scope
 from service.security.secrets import SecretUnusable
 from service.settings import Settings
-from service.trackers import forwarder
+from service.trackers import curves, forwarder
 from service.trackers.forwarder import LEASE, THREADS_PER_TENANT, Forwarder, deliver
 from service.trackers.opening import TrackerFactory, tracker_errors
 from tests.service.command_line import run_boost
@@ -222,7 +222,7 @@ def test_the_lease_is_given_back_once_no_delivery_is_in_progress(
 def test_an_answer_that_never_ends_is_given_up(
     store: JobStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(f"service.trackers.{kind}._LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr(curves, "LONGEST_SECONDS", 0.2)
     trackers = {"tensorboard": False, kind: {"credentials": "lab"}}
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from boost_core.config.base import counted
-from service.cli.connection import ask, follow_with, open_client
+from service.cli.connection import ask, open_client, retry_longer
 from service.cli.console import (
     BadInput,
     Failed,
@@ -272,7 +272,7 @@ def create_dataset(
         say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
         if not follow:
             return
-        follow_with(client)
+        retry_longer(client)
         printed = ""
         while dataset.state is DatasetState.BUILDING:
             if (line := _progress(dataset)) != printed:

@@ -18,7 +18,7 @@ from boost_core.config.job import Steering
 from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
 from service.cli.commands.plan import print_plan, print_stored
-from service.cli.connection import ask, follow_with, open_client
+from service.cli.connection import ask, open_client, retry_longer
 from service.cli.console import (
     BadInput,
     ExitStatus,
@@ -227,7 +227,7 @@ def events(
             exit_as(follow_until_interrupted(client, job_id, Terminal(), kinds))
             return
         if follow_it:
-            follow_with(client)
+            retry_longer(client)
         for event in client.events(job_id, follow=follow_it, kinds=kinds):
             if as_json:
                 say_unchanged(event.model_dump_json())
@@ -255,7 +255,7 @@ def logs(
     levels, event = [each.upper() for each in level or ()], None
     with open_client(url) as client:
         if follow_it:
-            follow_with(client)
+            retry_longer(client)
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
             say_unchanged(event.model_dump_json() if as_json else line_of(event))
     if event is None:
@@ -440,7 +440,7 @@ def profile(
             say(_READERS)
             return
 
-        follow_with(client)
+        retry_longer(client)
         untraced = set(ranks)
         for event in client.events(job_id, after=seen, kinds=_OUTCOMES):
             is_of_them = event.data.get("rank") in untraced
@@ -499,7 +499,7 @@ def watch(
     curves: dict[str, Curve] = {}
     with open_client(url) as client:
         client.list(limit=1)  # fail at once if the service was never reachable
-        follow_with(client)
+        retry_longer(client)
         try:
             with live or nullcontext():
                 while True:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from service.cli.commands.comparison import value_in_words
-from service.cli.connection import ask, follow_with, open_client
+from service.cli.connection import ask, open_client, retry_longer
 from service.cli.console import (
     BadInput,
     ExitStatus,
@@ -163,7 +163,7 @@ def show_best(
 def _follow(client: Client, name: str) -> Sweep:
     """Print what a sweep is doing whenever that changes, until the sweep has ended."""
     told = None
-    follow_with(client)
+    retry_longer(client)
     try:
         while (sweep := client.sweep(name)).finished_at is None:
             if sweep.message != told:

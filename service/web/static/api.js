@@ -42,7 +42,7 @@ export async function send(method, path, { query, body, headers = {}, signal } =
   return answer;
 }
 
-/** A request with its answer as data; null where there is none. One that takes too long is given up. */
+/** Send a request and return its answer as data, or null if it has none; fails if there is no answer in two minutes. */
 export async function call(method, path, { signal, ...options } = {}) {
   const limit = AbortSignal.timeout(PATIENCE_MS);
   try {

@@ -25,7 +25,7 @@ function show() {
   else stop = job ? showJob(main, decoded(job[1]), open) : showJobs(main);
 }
 
-/** A part of an address as text. One that is no text, such as 100%, is taken as it is: nothing is found by that name. */
+/** A decoded part of an address. A malformed one, such as 100%, is left as it is, and nothing has that name. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);

@@ -5,7 +5,7 @@ import { pauseAfter } from "./live.js";
 import { connection } from "./notices.js";
 
 /**
- * Follow a stream while the tab and `place`, an element if it is given, are in view; then it goes on where it was, as
+ * Follow a stream while the tab is visible and the element `place`, if given, is in view. It resumes where it stopped, as
  * after a lost connection.
  *
  * `event` takes each event's data; `ended` is called when the service has ended the stream and says
