@@ -79,6 +79,7 @@ def places() -> Iterator[tuple[Values, Path, Any, bool]]:
                 yield values, path, value, named
 
 
+@pytest.mark.full
 def test_all_documented_values_are_accepted() -> None:
     for values in ALL:
         chart().validate_schema(values)
@@ -97,6 +98,7 @@ def test_misspelled_ones_are_refused() -> None:
     assert tried > 150
 
 
+@pytest.mark.full
 def test_values_of_the_wrong_kind_are_refused() -> None:
     for values, path, value, named in places():
         if named:

@@ -203,6 +203,7 @@ def newest_loaded(folder: CheckpointFolder, most: int) -> tuple[int | None, list
     return load_newest(loaded.append, folder, most=most), loaded
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("most", "step"), [(250, 200), (200, 200), (99, None)])
 def test_who_rolls_back_never_goes_forward(
     ranks: Ranks, tmp_path: Path, job: JobSpec, most: int, step: int | None

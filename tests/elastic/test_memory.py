@@ -287,6 +287,7 @@ def test_with_any_rank_or_node_lost_the_copies_make_a_whole_state(
     assert_equal(memory, store)
 
 
+@pytest.mark.full
 def test_with_both_places_of_a_part_lost_there_is_no_state(halted: Halted) -> None:
     assert found(without(halted.ended.stores, 0, 2)) is None
 

@@ -85,6 +85,7 @@ def test_free_memory_is_a_part_of_what_there_is() -> None:
     assert 0 < free_memory() < psutil.virtual_memory().total
 
 
+@pytest.mark.full
 def test_a_bundle_can_be_kept_off_nodes(nodes: Nodes) -> None:
     *avoided, only = workers()
     group = placement_group([{"CPU": 1}], bundle_label_selector=[{"ray.io/node-id": f"!in({','.join(avoided)})"}])

@@ -129,6 +129,7 @@ def test_a_forming_gang_makes_the_changes_that_it_is_given_before_its_first_step
     assert (ended.outcomes, list(ended.losses)) == ({Outcome.FINISHED}, [1, 2, 3, 4])
 
 
+@pytest.mark.full
 def test_a_job_that_is_at_its_end_takes_more_steps_and_one_that_is_past_it_one(
     ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:

@@ -173,7 +173,7 @@ def by_layout() -> list[tuple[Layout, list[Case]]]:
 
 
 def for_all(layout: Layout) -> Any:
-    return pytest.mark.nightly if layout.dp == layout.tp == 1 else ()
+    return pytest.mark.nightly if layout.dp == layout.tp == 1 else pytest.mark.full if layout.dp == 1 else ()
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_the_key_is_sent_and_only_when_there_is_one(ask: Ask) -> None:
 
 def test_what_is_no_problem_document_is_an_error_all_the_same(ask: Ask) -> None:
     with scripted(Answer(502, "<html>", {"Content-Type": "text/html"})) as server, pytest.raises(ApiError) as caught:
-        ask(server.url, lambda client: client.versions())
+        ask(server.url, lambda client: client.versions(), retry_seconds=0)
     assert (caught.value.status, caught.value.code, caught.value.retry_after) == (502, "http-502", None)
     assert "answered 502 Bad Gateway" in caught.value.detail
     with scripted(Answer(200, {"hello": "world"})) as server, pytest.raises(ApiError, match="is not a BOOST service"):

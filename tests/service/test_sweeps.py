@@ -298,7 +298,7 @@ def test_a_grid_is_every_combination_once(lab: Lab) -> None:
     assert sweep.message == f"trials: 6 complete; the best is trial {sweep.best.number} with {sweep.best.value:.6g}"
 
 
-@pytest.mark.parametrize("search", ["grid", "random"])
+@pytest.mark.parametrize("search", [pytest.param("grid", marks=pytest.mark.full), "random"])
 def test_the_seed_decides_which_trials_there_are(search: str, lab: Lab) -> None:
     def parameters(parallel: int, seed: int) -> list[dict[str, Any]]:
         name = f"s-{parallel}-{seed}"

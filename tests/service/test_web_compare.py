@@ -124,6 +124,7 @@ def test_a_spike_of_one_step_is_in_the_curves_and_in_their_files(visitor: Visit,
     expect(page.locator(".readout li")).to_contain_text("step 72")
 
 
+@pytest.mark.full
 def test_a_link_shows_the_same_view(visitor: Visit, browser: Browser, api: RunningApi, runs: list[str]) -> None:
     page = visitor.open("/")
     page.get_by_role("link", name="Compare").click()
