@@ -100,11 +100,14 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
         "ratePerSecond": 1_000_000, "failedLoginsPerMinute": 3, "streamsPerKey": 4, "reconcileSeconds": 0.25,
         "connections": 1_000, "storeSeconds": 12.5, "datasetCpus": 7.5, "tensorboard": False,
         "trackingUris": ["https://mlflow.example.org", "http://m:5000"], "topologyLabels": ["zone", "example.org/rack"],
-        "growCooldownSeconds": 0, "growSettleSeconds": 2.5, "logFormat": "text", "otlpEndpoint": "http://o:4318",
+        "growCooldownSeconds": 0, "growSettleSeconds": 2.5, "databaseSeconds": 20, "supervisorSeconds": 90.5,
+        "gpuHourPrice": 2.5, "autoscaling": True, "logFormat": "text", "otlpEndpoint": "http://o:4318",
         "rankMetricsPorts": "9500-9510", "rayDashboardUrl": "http://r:8265", "publicUrl": "https://b.example.org",
     }  # fmt: skip
     assert config.keys() == chart().values["config"].keys()
-    for name, value in environment(_api(render({"config": config}))).items():
+    elsewhere = {"enabled": False, "address": "ray:6379", "token": {"existingSecret": "token"}}
+    given = {"config": config, "ray": elsewhere, "networkPolicy": {"enabled": False}}
+    for name, value in environment(_api(render(given))).items():
         monkeypatch.setenv(name, value)
     settings = Settings()
     assert (settings.allowed_prefixes, settings.trusted_proxies) == (
@@ -114,6 +117,8 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
     assert (settings.rate_per_second, settings.reconcile_seconds) == (1_000_000, 0.25)
     assert (settings.connections, settings.store_seconds) == (1_000, 12.5)
     assert (settings.dataset_cpus, settings.tensorboard) == (7.5, False)
+    assert (settings.database_seconds, settings.supervisor_seconds, settings.gpu_hour_price) == (20, 90.5, 2.5)
+    assert settings.autoscaling
     assert settings.topology_labels == ("zone", "example.org/rack")
     assert settings.tracking_uris == ("https://mlflow.example.org", "http://m:5000")
     assert (settings.grow_cooldown_seconds, settings.grow_settle_seconds) == (0, 2.5)
@@ -121,11 +126,28 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
     assert settings.secrets_dir == Path("/etc/boost/secrets")
 
 
+# Settings that neither the chart nor `config` sets, and why.
+ELSEWHERE = {
+    "auth": "a service in a network needs keys",
+    "cpus": "of an embedded Ray, which the API's image lacks",
+    **dict.fromkeys(("url", "api_key", "config", "retry_seconds"), "the command line's"),
+}
+
+
+def test_operators_reach_all_settings() -> None:
+    over_tls = {"api": {"tls": {"existingSecret": "tls"}}, "database": {"existingSecret": "database"}}
+    rendered = {name for values in ({}, over_tls) for name in environment(_api(render(values)))}
+    reached = {re.sub("([A-Z])", r"_\1", name).lower() for name in chart().values["config"]}
+    reached |= {name.removeprefix("BOOST_").lower() for name in rendered if name.startswith("BOOST_")}
+    assert reached.isdisjoint(ELSEWHERE)
+    assert reached | ELSEWHERE.keys() == Settings.model_fields.keys()
+
+
 def test_what_is_not_said_is_the_services_default() -> None:
     assert not {
         name
         for name in environment(_api(render()))
-        if re.search("RATE|CORS|GROW|OTLP|URL|CPUS|TENSORBOARD|TRACKING|TOPOLOGY", name)
+        if re.search("RATE|CORS|GROW|OTLP|URL|CPUS|PRICE|AUTOSCALING|DATABASE|TENSORBOARD|TRACKING|TOPOLOGY", name)
     }
 
 

@@ -1,6 +1,7 @@
 """Rules and dashboards come through the chart as they are, and whole: ``test_installations`` has whose they are."""
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from deploy.grafana.source.panels import SERVICE_URL
-from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Object, of_kind, read_values, render, values
+from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Object, of_kind, read_values, render, the, values
 from tests.prometheus import promtool
 
 RULES = sorted((CHART / "files" / "rules").glob("*.yml"))
@@ -71,6 +72,17 @@ def test_dashboards_link_to_the_service() -> None:
         (address,) = (each for each in json.loads(text)["templating"]["list"] if each["name"] == "service_url")
         assert address["query"] == "https://boost.example.org"
         assert SERVICE_URL not in text
+
+
+def test_dashboards_find_pods_of_which_kuberay_cuts_the_names() -> None:
+    group = {"name": "h100-of-the-new-pool", "minReplicas": 1, "maxReplicas": 1, "cpu": "8", "memory": "64Gi"}
+    given = values(monitoring__dashboards__enabled=True, ray__workerGroups=[group, group | {"name": "cpu"}])
+    objects = render(given, release="training-of-the-whole-laboratory")
+    cluster = the(objects, "RayCluster")["metadata"]["name"]
+    texts = "".join(text for found in of_kind(objects, "ConfigMap") for text in found["data"].values())
+    pods = [f"{f'{cluster}-{name}'[:50]}-worker-x5k2p" for name in (group["name"], "cpu")]
+    patterns = set(re.findall(r'pod=~\\"([^"\\]+)', texts))
+    assert patterns and all(re.fullmatch(pattern, pod) for pattern in patterns for pod in pods)
 
 
 def test_neither_is_there_unless_wanted() -> None:

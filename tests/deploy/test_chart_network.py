@@ -210,6 +210,9 @@ def test_the_release_speaks_to_itself(closed: list[Object]) -> None:
         (nested("database.existingSecret", "d"), "but database.existingSecret needs more"),
         (nested("config.checkpointRoot", "s3://c"), "but config.checkpointRoot needs more"),
         (nested("ray.autoscaler.enabled", True), "but ray.autoscaler.enabled needs more"),
+        (nested("config.otlpEndpoint", "http://collector:4318"), "but config.otlpEndpoint needs more"),
+        (nested("config.allowedPrefixes", ["/data", "s3://corpora"]), "but config.allowedPrefixes needs more"),
+        (nested("config.trackingUris", ["https://mlflow.lab"]), "but config.trackingUris needs more"),
     ],
 )
 def test_what_would_be_out_of_reach_is_refused(wrong: Values, said: str) -> None:

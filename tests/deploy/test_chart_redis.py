@@ -50,7 +50,7 @@ def test_what_empties_redis_after_an_uninstallation_is_still_there(given: Values
         (nested("ray.gcsFaultTolerance.redisAddress", "r:6379"), "would have no password", REDIS),
         (nested("ray.gcsFaultTolerance.existingSecret", "redis"), "is the password of no Redis", REDIS),
         (values(OUTSIDE, REDIS, OPEN), "is not this chart's", nested("ray", {"enabled": True, "address": ""})),
-        (nested("env.RAY_REDIS_ADDRESS", "r:6379"), "env.RAY_REDIS_ADDRESS: KubeRay refuses", None),
+        (nested("env.REDIS_USERNAME", "boost"), "set ray.gcsFaultTolerance instead", None),
         (
             values(REDIS, networkPolicy__egress__enabled=True),
             "ray.gcsFaultTolerance.redisAddress needs more",

@@ -59,6 +59,10 @@ def spec_of_cluster(*changes: Values, **paths: Any) -> Object:
         (nested("monitoring.serviceMonitor.enabled", True), "Prometheus needs an API key"),
         (nested("image", {"tag": "0.3.0", "trainerTag": "0.2.0"}), "both images are of one version"),
         (nested("image", {"tag": "0.3.0", "trainerTag": "0.3.01"}), "both images are of one version"),
+        *(
+            (nested("image", {"tag": "0.3.0", "trainerTag": f"0.3.0-{end}"}), "both images are of one version")
+            for end in ("rc1", "rc1-cpu", "alpha.2", "b1", "dev", "20260101", "")
+        ),
         (nested("image.trainerTag", "9.0.0"), f"set it to {boost_core.__version__}"),
     ],
 )
@@ -108,6 +112,38 @@ def test_migrations_come_before_all_else() -> None:
     assert environment(template)["BOOST_DATABASE_URL"] == "secret:boost-database/url"
     assert "serviceAccountName" not in template["spec"], "the chart's accounts are not there yet"
     assert {next(iter(volume.keys() - {"name"})) for volume in template["spec"]["volumes"]} == {"emptyDir"}
+
+
+def test_hooks_run_where_replicas_do() -> None:
+    certificate = {"name": "ca", "configMap": {"name": "ca"}}
+    mount, variable = {"name": "ca", "mountPath": "/ca"}, {"name": "PGSSLROOTCERT", "value": "/ca/ca.crt"}
+    spec = {
+        "priorityClassName": "training", "volumes": [certificate, {"name": "tls", "secret": {"optional": True}}],
+        "containers": [{"name": "api", "env": [variable], "volumeMounts": [mount]}, {"name": "logs", "image": "l:1"}],
+    }  # fmt: skip
+    api = {
+        "nodeSelector": {"pool": "system"}, "tolerations": [{"operator": "Exists"}], "podLabels": {"cost": "lab"},
+        "podAnnotations": {"inject": "false"}, "podSpec": spec, "tls": {"existingSecret": "tls"},
+    }  # fmt: skip
+    objects = render(values(POSTGRES, api=api))
+    replica = pod(objects, NAME)
+    for hook in (pod(objects, "-migrations"), pod(objects, "-test")):
+        for field in ("nodeSelector", "tolerations", "priorityClassName", "securityContext"):
+            assert hook["spec"][field] == replica["spec"][field]
+        assert hook["metadata"]["labels"]["cost"] == "lab"
+        assert hook["metadata"]["annotations"]["inject"] == "false"
+        (container,) = hook["spec"]["containers"]
+        assert variable in container["env"] and mount in container["volumeMounts"]
+        assert certificate in hook["spec"]["volumes"]
+        assert {mount["name"] for mount in container["volumeMounts"]} <= {
+            each["name"] for each in hook["spec"]["volumes"]
+        }
+        assert "tls" not in {volume["name"] for volume in hook["spec"]["volumes"]}, (
+            "a patch of a volume that is no hook's"
+        )
+        assert hook["spec"]["restartPolicy"] == "Never" and "serviceAccountName" not in hook["spec"]
+    for manifest in objects:
+        check(manifest)
 
 
 def test_a_replica_that_goes_drains() -> None:
@@ -303,6 +339,18 @@ def test_a_group_has_what_its_fabric_needs() -> None:
         check(manifest)
 
 
+@pytest.mark.parametrize(
+    "wanted", [{"privileged": True}, *({"capabilities": {"add": [name]}} for name in ("SYS_ADMIN", "CAP_SYS_ADMIN"))]
+)
+def test_what_may_do_all_is_not_kept_from_gaining_rights(wanted: Values) -> None:
+    said = {"podSpec": {"containers": [{"name": "ray-worker", "securityContext": wanted}]}}
+    for given in ({"securityContext": wanted}, said):
+        (group,) = spec_of_cluster(ray__workerGroups=[GROUP | given])["workerGroupSpecs"]
+        security = group["template"]["spec"]["containers"][0]["securityContext"]
+        assert "allowPrivilegeEscalation" not in security, "Kubernetes refuses false beside these"
+        assert security["capabilities"].items() >= wanted.get("capabilities", {}).items()
+
+
 def test_a_node_that_goes_gives_notice() -> None:
     (group,) = spec_of_cluster(ray__workerGroups=[GROUP | {"terminationGracePeriodSeconds": 90}])["workerGroupSpecs"]
     spec = group["template"]["spec"]
@@ -368,7 +416,9 @@ def test_images() -> None:
     assert images(registry="r.example.org:5000/ml", tag="1.2") == {
         "r.example.org:5000/ml/boost-api:1.2", "r.example.org:5000/ml/boost-trainer:1.2",
     }  # fmt: skip
-    assert images(trainerTag=f"{version}-cpu") == {f"boost-api:{version}", f"boost-trainer:{version}-cpu"}
+    for variant in ("cpu", "cu128", "devel"):
+        tag = f"{version}-{variant}"
+        assert images(trainerTag=tag) == {f"boost-api:{version}", f"boost-trainer:{tag}"}
 
 
 def test_prometheus_finds_api_and_ranks() -> None:
@@ -410,6 +460,7 @@ def test_notes_say_how_to_begin() -> None:
     assert "port-forward" in notes and "of one version" not in notes
     upgrade = chart().render({}, name="lab", namespace="ml", is_upgrade=True)["boost/templates/NOTES.txt"]
     assert f"of one version: {boost_core.__version__}" in upgrade and "/readyz" in upgrade
+    assert "replaces all of them, the head too" in upgrade
     assert "needs but its token" in chart().render(nested("networkPolicy.enabled", False))["boost/templates/NOTES.txt"]
 
 

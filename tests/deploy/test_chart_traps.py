@@ -14,8 +14,10 @@ from tests.deploy.chart import (
     Object,
     Values,
     chart,
+    environment,
     helm,
     nested,
+    pod_templates,
     read_values,
     render,
     values,
@@ -28,6 +30,10 @@ SCRAPED: Values = {"monitoring": {"existingSecret": "key", "serviceMonitor": {"e
 RANKS: Values = {"monitoring": {"existingSecret": "key", "scrapeConfig": {"enabled": True}}}
 OUTSIDE: Values = {"ray": {"enabled": False, "address": "ray:6379", "token": {"existingSecret": "token"}}}
 ELSEWHERE: Object = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}
+DATA: Object = {"name": "d", "claim": "c", "mountPath": "/data"}
+HEAD_ENV: Values = nested(
+    "ray.head.podSpec.containers", [{"name": "ray-head", "env": [{"name": "RAY_REDIS_ADDRESS", "value": "r:6379"}]}]
+)
 
 
 def group(**changes: Any) -> Values:
@@ -45,6 +51,16 @@ def group(**changes: Any) -> Values:
             nested("networkPolicy.clients", [ELSEWHERE]),
         ),
         (nested("service.type", "NodePort"), "service.type NodePort", OPEN),
+        *(
+            (values(INGRESS, networkPolicy__clients=clients), "ingress.enabled lets people in", OPEN)
+            for clients in ([], [{"podSelector": {}}] * 2, [{"podSelector": {"matchLabels": {}}}])
+        ),
+        (
+            INGRESS,
+            "admits no others than the pods of this namespace",
+            nested("networkPolicy.clients", [{"podSelector": {"matchLabels": {"app": "nginx"}}}]),
+        ),
+        (INGRESS, "ingress.enabled lets people in", nested("networkPolicy.clients", [{"namespaceSelector": {}}])),
         (SCRAPED, "names no Prometheus", nested("networkPolicy.prometheus", [ELSEWHERE])),
         (RANKS, "names no Prometheus", OPEN),
         (OUTSIDE, "networkPolicy.rayNodes admits none", nested("networkPolicy.rayNodes", [ELSEWHERE])),
@@ -75,6 +91,63 @@ def group(**changes: Any) -> Values:
             "data: two are named d",
             nested("data", []),
         ),
+        (
+            nested("data", [DATA, {"name": "e", "claim": "c", "mountPath": "/data/"}]),
+            "data: two are mounted at /data; change",
+            nested("data", []),
+        ),
+        (
+            nested("tenantSecrets", [{"tenant": "lab", "name": "s3", "existingSecret": of} for of in "ab"]),
+            "tenantSecrets: two of the tenant lab are named s3; rename one",
+            nested("tenantSecrets", [{"tenant": of, "name": "s3", "existingSecret": of} for of in "ab"]),
+        ),
+        *(
+            (
+                nested("config.rankMetricsPorts", ports),
+                f"config.rankMetricsPorts is {ports}",
+                nested("config.rankMetricsPorts", "9400-9400"),
+            )
+            for ports in ("9499-9400", "9400-94000")
+        ),
+        (
+            values(SCRAPED, OPEN, monitoring__serviceMonitor__interval="2m1s"),
+            "monitoring.serviceMonitor.interval is 2m1s",
+            nested("monitoring.serviceMonitor.interval", "2m"),
+        ),
+        (
+            values(RANKS, OPEN, monitoring__scrapeConfig__interval="4m"),
+            "monitoring.scrapeConfig.interval is 4m",
+            nested("monitoring.scrapeConfig.interval", "120s"),
+        ),
+        (nested("config.autoscaling", True), "set ray.autoscaler.enabled", nested("config.autoscaling", None)),
+        (
+            nested("data", [DATA | {"mountPath": "/var/lib"}]),
+            "data: d is mounted at /var/lib, where the pods have their own files",
+            nested("data", [DATA]),
+        ),
+        (nested("env.HOME", "/root"), "env.HOME: the chart itself sets this variable", None),
+        (nested("env.RAY_enable_autoscaler_v2", "1"), "set ray.autoscaler.enabled instead", None),
+        (HEAD_ENV, "ray.head.podSpec has RAY_REDIS_ADDRESS", nested("ray.head.podSpec.containers", [])),
+        (
+            values(ray={"autoscaler": {"enabled": True}, "head": {"podSpec": {"restartPolicy": "Always"}}}),
+            "ray.head: podSpec.restartPolicy is Always",
+            nested("ray.head.podSpec.restartPolicy", "Never"),
+        ),
+        (
+            values(group(podSpec={"restartPolicy": "OnFailure"}), ray__autoscaler__enabled=True),
+            "gpu: podSpec.restartPolicy is OnFailure",
+            nested("ray.autoscaler.enabled", False),
+        ),
+        (
+            nested("api.podSpec.securityContext.runAsUser", 0),
+            "api: the container api has runAsUser 0",
+            nested("api.podSpec.securityContext.runAsUser", 1),
+        ),
+        (
+            group(securityContext={"runAsUser": 0}),
+            "gpu: the container ray-worker has runAsUser 0 beside runAsNonRoot true",
+            group(securityContext={"runAsUser": 0, "runAsNonRoot": False}),
+        ),
         (group(memory="7.9Gi"), "gpu: sharedMemory (8Gi) must not exceed the memory (7.9Gi)", group(memory="8Gi")),
         (
             group(sharedMemory="64001M", memory="64G"),
@@ -95,10 +168,24 @@ def group(**changes: Any) -> Values:
         (nested("api.sharedMemory", "3073Mi"), "api: sharedMemory", nested("api.sharedMemory", "3072Mi")),
     ],
 )
-def test_a_trap_is_refused_and_the_way_out_is_not(wrong: Values, said: str, right: Values) -> None:
+def test_a_trap_is_refused_and_the_way_out_is_not(wrong: Values, said: str, right: Values | None) -> None:
     with pytest.raises(HelmRenderError, match=re.escape(said)):
         render(wrong)
-    render(values(wrong, right))
+    if right:
+        render(values(wrong, right))
+
+
+@pytest.mark.full
+def test_what_the_chart_itself_sets_and_mounts_is_not_given_again() -> None:
+    secrets = [{"tenant": "lab", "name": "s3", "existingSecret": "s3"}]
+    pods = [pod for _, pod in pod_templates(render(values(api__tls__existingSecret="tls", tenantSecrets=secrets)))]
+    places = {mount["mountPath"] for pod in pods for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    for place in {*places, "/etc/boost/", "/home"}:
+        with pytest.raises(HelmRenderError, match="where the pods have their own files"):
+            render(nested("data", [DATA | {"mountPath": place}]))
+    for name in {name for pod in pods for name in environment(pod) if not name.startswith("BOOST_")}:
+        with pytest.raises(HelmRenderError, match=f"{name}: the chart itself sets this"):
+            render(nested("env", {name: "x"}))
 
 
 @pytest.mark.parametrize("release", ["1lab", "lab.boost", "lab-boost.2"])

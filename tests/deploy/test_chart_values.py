@@ -12,6 +12,7 @@ from deploy import values_table
 from tests.deploy.chart import CHART, CI, Values, chart, nested, read_values
 
 SCHEMA: Values = json.loads((CHART / "values.schema.json").read_text())
+GROUP: Values = {"name": "gpu", "minReplicas": 1, "maxReplicas": 1, "cpu": "1", "memory": "1Gi"}
 ALL = [chart().values, *map(read_values, CI)]
 Path = tuple[Any, ...]
 
@@ -119,8 +120,11 @@ def test_values_of_the_wrong_kind_are_refused() -> None:
         ("config.trackingUris", ["https://mlflow.lab/?a=b"]),
         ("ray.address", "ray-head"),
         ("ray.gangScheduling.by", "yunikorn"),
-        ("ray.workerGroups", [{"name": "GPU", "minReplicas": 1, "maxReplicas": 1, "cpu": "1", "memory": "1Gi"}]),
+        ("ray.workerGroups", [GROUP | {"name": "GPU"}]),
         ("ray.workerGroups", [{"name": "gpu", "minReplicas": 1, "maxReplicas": 1, "cpu": "1"}]),
+        ("ray.workerGroups", [GROUP | {"labels": {"network": "400 Gb/s"}}]),
+        ("ray.workerGroups", [GROUP | {"labels": {"net work": "ib"}}]),
+        ("commonLabels", {"cost": "a" * 64}),
         ("tenantSecrets", [{"tenant": "../lab", "name": "s3", "existingSecret": "s3"}]),
         ("networkPolicy.clients", [{}]),
         ("fullnameOverride", "a" * 41),

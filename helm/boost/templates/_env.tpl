@@ -54,11 +54,8 @@ envFrom:
   value: {{ include "boost.rayAddress" . }}
 - name: BOOST_RAY_TOKEN_FILE
   value: /etc/boost/ray/token
-{{- if and .Values.ray.enabled .Values.ray.autoscaler.enabled }}
-- name: BOOST_AUTOSCALING
-  value: "true"
-{{- end }}
 {{- $config := deepCopy .Values.config }}
+{{- if and .Values.ray.enabled .Values.ray.autoscaler.enabled }}{{ $_ := set $config "autoscaling" true }}{{ end }}
 {{- if not $config.checkpointRoot }}{{ $_ := set $config "checkpointRoot" "file:///var/lib/boost-checkpoints" }}{{ end }}
 {{- $_ := set $config "publicUrl" (include "boost.publicUrl" .) }}
 {{- range $name, $value := $config }}

@@ -115,6 +115,25 @@ secret-{{ printf "%s/%s" .tenant .name | sha256sum | trunc 12 }}
 {{- .Values.database.sqlite.existingClaim | default (printf "%s-database" (include "boost.fullname" .)) -}}
 {{- end -}}
 
+{{/* Merge podSpec into a pod that the chart has made, in place. Beside privileged and CAP_SYS_ADMIN Kubernetes refuses
+allowPrivilegeEscalation: false. Given: of, spec, podSpec. */}}
+{{- define "boost.openPod" -}}
+{{- include "boost.mergeInto" (dict "into" .spec "from" .podSpec) -}}
+{{- $of := .of -}}
+{{- $pod := .spec.securityContext | default dict -}}
+{{- range concat .spec.containers (.spec.initContainers | default list) -}}
+{{- $own := .securityContext | default dict -}}
+{{- $added := dig "capabilities" "add" list $own -}}
+{{- if or $own.privileged (has "SYS_ADMIN" $added) (has "CAP_SYS_ADMIN" $added) -}}
+{{- $_ := unset $own "allowPrivilegeEscalation" -}}
+{{- end -}}
+{{- $user := dig "runAsUser" (dig "runAsUser" "" $pod) $own | toString -}}
+{{- if and (eq $user "0") (dig "runAsNonRoot" (dig "runAsNonRoot" false $pod) $own) -}}
+{{- fail (printf "%s: the container %s has runAsUser 0 beside runAsNonRoot true, with which it never starts; set runAsNonRoot to false, too" $of .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Merge one object of Kubernetes into another, in place, as `kubectl patch` does: maps key by key, these lists item by item
 where the items are of one name, and all other values and lists as a whole; null removes. Given: into, from. */}}
 {{- define "boost.mergeInto" -}}

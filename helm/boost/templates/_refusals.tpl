@@ -10,7 +10,9 @@
 {{- end -}}
 {{- $version := .Values.image.tag | default .Chart.AppVersion -}}
 {{- with .Values.image.trainerTag -}}
-{{- if not (or (eq . $version) (hasPrefix (printf "%s-" $version) .)) -}}
+{{- $variant := trimPrefix (printf "%s-" $version) . -}}
+{{- $preRelease := regexMatch "^([0-9]|(rc|a|alpha|b|beta|dev|pre)[.-]?[0-9]*([.-]|$)|$)" $variant -}}
+{{- if and (ne . $version) (or (eq . $variant) $preRelease) -}}
 {{- fail (printf "image.trainerTag is %s, but the API's tag is %s: both images are of one version; set it to %s, or to a variant of it such as %s-cpu" . $version $version $version) -}}
 {{- end -}}
 {{- end -}}
@@ -22,6 +24,9 @@
 {{- end -}}
 {{- if and (not .Values.ray.enabled) (not .Values.ray.token.existingSecret) -}}
 {{- fail "the Ray cluster at ray.address has a token; set ray.token.existingSecret to a Secret that holds it" -}}
+{{- end -}}
+{{- if and .Values.ray.enabled (not (kindIs "invalid" .Values.config.autoscaling)) -}}
+{{- fail "config.autoscaling is about the Ray cluster at ray.address; set ray.autoscaler.enabled for the chart's own" -}}
 {{- end -}}
 {{- if and (not .Values.checkpoints.volume.enabled) (not .Values.config.checkpointRoot) -}}
 {{- fail "there is no place for checkpoints that all nodes share; set config.checkpointRoot to s3://…, or checkpoints.volume.enabled" -}}
@@ -41,6 +46,11 @@
 {{- end -}}
 {{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not .Values.monitoring.existingSecret) -}}
 {{- fail "Prometheus needs an API key; make one (boost keys create prometheus --tenant ops --scope admin), put it into a Secret and set monitoring.existingSecret" -}}
+{{- end -}}
+{{- range $name, $scraped := pick .Values.monitoring "serviceMonitor" "scrapeConfig" -}}
+{{- if and $scraped.enabled (gt (include "boost.seconds" $scraped.interval | float64) 120.0) -}}
+{{- fail (printf "monitoring.%s.interval is %s, but rules look at five minutes, in which there have to be two scrapes even if one fails; set it to 2m or less" $name $scraped.interval) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.monitoring.rules.enabled (not .Values.monitoring.rules.runbookBase) -}}
 {{- fail "each alert links to its page of docs/runbooks; publish that folder where people on call can read it, and set monitoring.rules.runbookBase to its URL" -}}

@@ -12,13 +12,28 @@
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "the objects of release %s would be named %s, which is no DNS label; set fullnameOverride to lower case letters, digits and hyphens that begin with a letter" .Release.Name $name) -}}
 {{- end -}}
-{{- range $list, $items := dict "data" .Values.data "ray.workerGroups" .Values.ray.workerGroups -}}
-{{- $names := list -}}
-{{- range $items -}}
-{{- if has .name $names -}}
-{{- fail (printf "%s: two are named %s; rename one" $list .name) -}}
+{{- $once := list -}}
+{{- range .Values.ray.workerGroups -}}
+{{- $once = append $once (printf "ray.workerGroups: two are named %s; rename one" .name) -}}
 {{- end -}}
-{{- $names = append $names .name -}}
+{{- range .Values.tenantSecrets -}}
+{{- $once = append $once (printf "tenantSecrets: two of the tenant %s are named %s; rename one" .tenant .name) -}}
+{{- end -}}
+{{- range .Values.data -}}
+{{- $path := trimSuffix "/" .mountPath -}}
+{{- $once = append $once (printf "data: two are named %s; rename one" .name) -}}
+{{- $once = append $once (printf "data: two are mounted at %s; change the mountPath of one" $path) -}}
+{{- /* Where the chart itself mounts something, and above. */ -}}
+{{- if regexMatch "^/(tmp|dev(/shm)?|home(/boost)?|etc|etc/boost(/.*)?|var|var/lib|var/lib/boost(-checkpoints)?)$" $path -}}
+{{- fail (printf "data: %s is mounted at %s, where the pods have their own files; change its mountPath, for example to /data/%s" .name .mountPath .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $place, $said := $once -}}
+{{- if has $said (slice $once 0 $place) -}}{{- fail $said -}}{{- end -}}
+{{- end -}}
+{{- range list "HOME" "RAY_USAGE_STATS_ENABLED" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN_PATH" -}}
+{{- if hasKey $.Values.env . -}}
+{{- fail (printf "env.%s: the chart itself sets this variable; where another value is needed, set it in a podSpec" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -29,11 +44,15 @@
 {{- end -}}
 {{- if .Values.networkPolicy.enabled -}}
 {{- $network := .Values.networkPolicy -}}
-{{- $inside := eq (toJson $network.clients) (toJson (list (dict "podSelector" dict))) -}}
+{{- $inside := true -}}
+{{- range $network.clients -}}
+{{- $pods := .podSelector | default dict -}}
+{{- if or (hasKey . "namespaceSelector") .ipBlock $pods.matchLabels $pods.matchExpressions -}}{{- $inside = false -}}{{- end -}}
+{{- end -}}
 {{- $outside := .Values.ingress.enabled | ternary "ingress.enabled" (.Values.httpRoute.enabled | ternary "httpRoute.enabled" "") -}}
 {{- if and (not $outside) (ne .Values.service.type "ClusterIP") -}}{{- $outside = printf "service.type %s" .Values.service.type -}}{{- end -}}
 {{- if and $outside $inside -}}
-{{- fail (printf "%s lets people in from outside, but networkPolicy.clients admits the pods of this namespace alone; name where they come from, such as the namespace of the Ingress controller (namespaceSelector) or your networks (ipBlock)" $outside) -}}
+{{- fail (printf "%s lets people in from outside, but networkPolicy.clients admits no others than the pods of this namespace; name where they come from, such as the namespace of the Ingress controller (namespaceSelector) or your networks (ipBlock)" $outside) -}}
 {{- end -}}
 {{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not $network.prometheus) -}}
 {{- fail "monitoring is on, but networkPolicy.prometheus names no Prometheus, so none reaches the API and the ranks; name its namespace, such as {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}" -}}
@@ -43,7 +62,9 @@
 {{- end -}}
 {{- $needs := "" -}}
 {{- if include "boost.usesPostgres" . -}}{{- $needs = "database.existingSecret" -}}{{- end -}}
-{{- if hasPrefix "s3://" .Values.config.checkpointRoot -}}{{- $needs = "config.checkpointRoot" -}}{{- end -}}
+{{- range $name := list "otlpEndpoint" "trackingUris" "allowedPrefixes" "checkpointRoot" -}}
+{{- if regexMatch "\\b(https?|s3|hf)://" (get $.Values.config $name | toString) -}}{{- $needs = printf "config.%s" $name -}}{{- end -}}
+{{- end -}}
 {{- if and .Values.ray.enabled .Values.ray.autoscaler.enabled -}}{{- $needs = "ray.autoscaler.enabled" -}}{{- end -}}
 {{- with .Values.ray.gcsFaultTolerance.redisAddress -}}{{- $needs = "ray.gcsFaultTolerance.redisAddress" -}}{{- end -}}
 {{- if and $network.egress.enabled $needs (not $network.egress.allow) -}}
@@ -58,6 +79,10 @@
 {{- end -}}
 
 {{- define "boost.traps.pods" -}}
+{{- $ports := splitList "-" .Values.config.rankMetricsPorts -}}
+{{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}
+{{- fail (printf "config.rankMetricsPorts is %s; give two ports up to 65535, the smaller first, such as 9400-9499" .Values.config.rankMetricsPorts) -}}
+{{- end -}}
 {{- with .Values.api -}}
 {{- if ge (int .drainSeconds) (int .terminationGracePeriodSeconds) -}}
 {{- fail (printf "api.drainSeconds is %d, but a replica is ended after api.terminationGracePeriodSeconds, %d; leave it time after the drain to answer running requests" (int .drainSeconds) (int .terminationGracePeriodSeconds)) -}}
@@ -120,11 +145,6 @@
 {{- end -}}
 {{- if and $redis.existingSecret (not $redis.redisAddress) -}}
 {{- fail "ray.gcsFaultTolerance.existingSecret is the password of no Redis; set ray.gcsFaultTolerance.redisAddress to its host:6379" -}}
-{{- end -}}
-{{- range list "RAY_REDIS_ADDRESS" "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_external_storage_namespace" -}}
-{{- if hasKey $.Values.env . -}}
-{{- fail (printf "env.%s: KubeRay refuses a cluster whose pods have this variable; set ray.gcsFaultTolerance" .) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 

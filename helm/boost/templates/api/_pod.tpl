@@ -82,3 +82,20 @@ spec:
     {{- end }}
     {{- include "boost.sharedVolumes" (dict "root" . "sharedMemory" .Values.api.sharedMemory) | nindent 4 }}
 {{- end -}}
+
+{{/* The pod of a hook, which runs where replicas do and reaches what they reach: a replica's, with one container alone and
+without the accounts, claims and Secrets that are not there yet at an installation. Given: root, name, command, resources. */}}
+{{- define "boost.hookSpec" -}}
+{{- $spec := (include "boost.apiTemplate" .root | fromYaml).spec -}}
+{{- $missing := list -}}
+{{- range $spec.volumes }}{{ if not (hasKey . "emptyDir") }}{{ $missing = append $missing .name }}{{ end }}{{ end -}}
+{{- include "boost.openPod" (dict "of" "api" "spec" $spec "podSpec" .root.Values.api.podSpec) -}}
+{{- $volumes := list -}}
+{{- range $spec.volumes }}{{ if not (has .name $missing) }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
+{{- $api := first $spec.containers -}}
+{{- $mounts := list -}}
+{{- range $api.volumeMounts }}{{ if not (has .name $missing) }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
+{{- $container := merge (omit . "root") (pick $api "image" "imagePullPolicy" "env" "securityContext") (dict "volumeMounts" $mounts) -}}
+{{- $own := dict "restartPolicy" "Never" "containers" (list $container) "volumes" $volumes -}}
+{{- merge $own (omit $spec "serviceAccountName" "topologySpreadConstraints" "initContainers" "resources") | toYaml -}}
+{{- end -}}

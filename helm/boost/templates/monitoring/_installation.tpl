@@ -4,8 +4,10 @@
 {{- $name := printf "%s/%s" $root.Release.Namespace $root.Release.Name -}}
 {{- $text := .text | replace "@uid@" (sha256sum $name | trunc 8) -}}
 {{- $text = $text | replace "@namespace@" $root.Release.Namespace | replace "@release@" $root.Release.Name -}}
-{{- $text = $text | replace "@name@" (include "boost.fullname" $root) | replace "@claim@" (include "boost.checkpointsClaim" $root) -}}
-{{- $groups := list }}{{ range $root.Values.ray.workerGroups }}{{ $groups = append $groups .name }}{{ end }}
+{{- $full := include "boost.fullname" $root -}}
+{{- $text = $text | replace "@name@" $full | replace "@claim@" (include "boost.checkpointsClaim" $root) -}}
+{{- /* KubeRay's names of pods begin with 50 letters of the cluster's name, a hyphen and the group's. */}}
+{{- $groups := list }}{{ range $root.Values.ray.workerGroups }}{{ $groups = append $groups (trunc (int (sub 49 (len $full))) .name) }}{{ end }}
 {{- $text = $text | replace "@groups@" (join "|" $groups) -}}
 {{- $text | replace "@price@" (toString $root.Values.monitoring.dashboards.gpuHourPrice) -}}
 {{- end -}}

@@ -34,6 +34,24 @@ resources: {{- toYaml .resources | nindent 2 }}
 securityContext: {{- mergeOverwrite $security (.securityContext | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
+{{/* Merge podSpec into a pod of Ray, in place, unless KubeRay would then refuse the whole cluster. Given: root, of, spec, podSpec. */}}
+{{- define "boost.openRayPod" -}}
+{{- include "boost.openPod" . -}}
+{{- $policy := .spec.restartPolicy | default "Never" -}}
+{{- if and .root.Values.ray.autoscaler.enabled (ne $policy "Never") -}}
+{{- fail (printf "%s: podSpec.restartPolicy is %s, with which KubeRay refuses a cluster that has an autoscaler; leave it out" .of $policy) -}}
+{{- end -}}
+{{- $instead := dict "RAY_enable_autoscaler_v2" "ray.autoscaler.enabled" -}}
+{{- range list "RAY_REDIS_ADDRESS" "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_external_storage_namespace" -}}
+{{- $_ := set $instead . "ray.gcsFaultTolerance" -}}
+{{- end -}}
+{{- range eq .of "ray.head" | ternary (first .spec.containers).env list -}}
+{{- if hasKey $instead .name -}}
+{{- fail (printf "env or ray.head.podSpec has %s, with which KubeRay refuses the cluster; set %s instead" .name (get $instead .name)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Ray answers these without its token. A pod is ended when its agent says that Ray's node is no more; the head's dashboard,
 which may be slow while it works, does not end all gangs. Given: path and port of what answers when the node is of use. */}}
 {{- define "boost.rayProbes" -}}
