@@ -3,10 +3,14 @@
 Rates are the data sheets' peaks; the plan estimates what fraction of them is reached.
 """
 
+import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 
 # Bytes of an element that is stored or sent at each precision; in fp8 only the operands of products are in 8 bits.
@@ -70,6 +74,7 @@ class Device:
         link: Name in ``LINKS`` of what joins such devices in a node.
         network_gigabits: Gb/s that each device usually has to other nodes.
         watts: The most that the board draws; ``None`` if it is not known.
+        from_ampere: Whether its compute capability is 8.0 or more: with bf16, and torch's flash attention.
         memory: Bytes of memory by the name of each variant, Ray's where it has one. Gigabytes as in NVIDIA's data
             sheets, which are some 6 % less than what CUDA reports; of cards that keep the codes of their ECC in GDDR6,
             of which CUDA reports 0 to 3 % less than the sheet: 6 % less than that.
@@ -85,6 +90,7 @@ class Device:
     link: str
     network_gigabits: float
     watts: int | None
+    from_ampere: bool
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -153,6 +159,7 @@ DEVICES = tuple(
         words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32, "fp64": fp32 * _in_fp64(sheet)},
         f"NVIDIA {sheet} data sheet",
         terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network, watts,
+        not sheet.startswith(("V100", "T4")),
         {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )
     for sheet, shares, fp8, bf16, fp32, terabytes, watts, host, link, network, words, memory in _SHEETS
@@ -166,16 +173,17 @@ def device_named(name: str) -> Device | None:
     """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed.
 
     Names of ``Device.memory`` are known, too, and so are those that Kubernetes makes of CUDA's. A part of a GPU, such
-    as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``, is not: it has a fraction of the rates. Nor is a name with a size of
-    memory that no such device has.
+    as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb`` or the vGPU ``NVIDIA A40-12Q``, is not: it has a fraction of the rates; nor
+    is a laptop's, which has another chip. Nor is a name with a size of memory that no such device has.
     """
     for listed in DEVICES:
         if name.upper() in map(str.upper, listed.memory):
             return listed
     words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper())  # 40G, 40 GB and 40GiB are the same
     there = re.findall(r"[A-Z0-9]+", words)
-    device = next((device for device in DEVICES if all(word.upper() in there for word in device.words)), None)
-    if device is None or "MIG" in there:
+    written = {*there, *(f"{word}GB" for word in there)}  # A100-40 is A100-40GB
+    device = next((device for device in DEVICES if all(word.upper() in written for word in device.words)), None)
+    if device is None or any(re.fullmatch("MIG|GRID|LAPTOP|MAX|[0-9]+[ABCQ]", word) for word in there):
         return None
     beside = [word for word in there if word not in map(str.upper, device.words)]
     sizes = {int(size[1]) for word in beside if (size := re.fullmatch(r"([0-9]+)(GB)?", word))}
@@ -261,3 +269,24 @@ LINKS = {
 NETWORKS = {device.network_gigabits: adapter(device.network_gigabits) for device in DEVICES}  # usual ones
 # 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
 LOOPBACK = Link(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among four processes")
+
+
+# What else a machine needs
+
+
+def lacks_compiler() -> str | None:
+    """Return what this machine lacks to launch Triton's kernels, and what to install, in a sentence; ``None``: nothing.
+
+    Triton compiles a launcher for each kernel in C against Python's headers (``triton.runtime.build``).
+    """
+    named = os.environ.get("CC")
+    if not any(map(shutil.which, ("gcc", "clang") if named is None else (named,))):
+        lacks = "no C compiler" if named is None else f"no C compiler {named}, which CC names"
+    elif not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        lacks = "no headers of Python"
+    else:
+        return None
+    return (
+        f"this machine has {lacks}, with which Triton compiles the launchers of its kernels: install gcc, libc6-dev "
+        "and, with Debian's Python, python3-dev where the workers run, for example in the image of Ray's nodes"
+    )

@@ -476,7 +476,7 @@ class Scores(Config):
 
     step: int = Field(ge=0, le=10**15, description="Step of the checkpoint.")
     evaluated_by: _Word = Field(description="Package and version, such as lm-eval 0.4.13.")
-    scores: tuple[Score, ...] = Field(min_length=1, description="One score per task and metric.")
+    scores: tuple[Score, ...] = Field(min_length=1, fail_fast=True, description="One score per task and metric.")
 
 
 # Reports as text, one line each: what the trainer prints when it runs alone, and what ``boost`` prints for a job.

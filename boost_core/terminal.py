@@ -4,6 +4,7 @@ A word that is wider than the terminal alone, such as a URL or a path, is left w
 file nothing is continued, so that ``grep`` shows whole rows.
 """
 
+import re
 import shutil
 import sys
 import time
@@ -14,6 +15,7 @@ from unicodedata import combining, east_asian_width
 _GAP = 2  # blanks between two columns, and before what continues a line or a row
 UNLIMITED = 10**9  # columns
 _PROSE = 30  # the last column of a table, which often holds sentences, begins a line of its own where less is left
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal would act on
 _PLAIN_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 
 
@@ -115,8 +117,20 @@ def duration(seconds: float) -> str:
 
 
 def rounded(number: float, digits: int = 3) -> str:
-    """A number with this many significant digits, and never with an exponent: ``12,300``, ``0.0012``."""
-    return f"{float(f'{number:.{digits}g}'):,.10g}"
+    """A number with this many significant digits: ``12,300``, ``0.0012``, ``less than 0.0001``; never an exponent."""
+    if 0 < number < 1e-4:
+        return "less than 0.0001"
+    text = f"{float(f'{number:.{digits}g}'):,.{digits + 3}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def size_in_words(count: float) -> str:
+    """A number of bytes: ``512 MiB``, ``1,234.5 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
 
 
 def duration_in_words(seconds: float) -> str:
@@ -134,14 +148,19 @@ def duration_in_words(seconds: float) -> str:
     return " ".join(f"{number:,} {unit}" for number, unit in units[largest : largest + shown] if number)
 
 
+def printable(text: str) -> str:
+    """Return the text with its control characters, including bidirectional ones, escaped as in JSON."""
+    return CONTROL.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
 def print_lines(text: str, *, to: TextIO | None = None) -> None:
-    """Print a text, wrapped to ``columns_here``.
+    """Print a text, ``printable`` and wrapped to ``columns_here``.
 
     Args:
         text: The text.
         to: Where to; default: standard output.
     """
-    for line in wrapped(text, columns_here()):
+    for line in wrapped(printable(text), columns_here()):
         print(line, file=to or sys.stdout, flush=True)
 
 

@@ -8,6 +8,8 @@ import signal
 import socket
 from functools import partial
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from service.accounts.keys import KeyStore
 from service.accounts.tenants_and_queues import QuotaStore
 from service.api.app import create_app
@@ -15,7 +17,7 @@ from service.api.routes.sweeps import trial_submitter
 from service.api.server import ApiServer, listen, raise_descriptor_limit
 from service.gang.ray.builds import RayBuilds
 from service.gang.ray.gangs import RayGangs
-from service.jobs.database import DatabaseTooNew, migrate
+from service.jobs.database import in_words, migrate
 from service.jobs.datasets import DatasetBuilds
 from service.jobs.leases import Lease, Leases
 from service.jobs.model import JobRecord
@@ -44,8 +46,8 @@ def run(settings: Settings) -> None:
     Jobs on an embedded Ray end with it and are resumed from their checkpoints at the next start.
 
     Raises:
-        SystemExit: The port is taken, the settings would leave the service open, or there is nothing to train
-            with; the message says why.
+        SystemExit: The port is taken, the database cannot be used, the settings would leave the service open, or there
+            is nothing to train with; the message says why.
     """
     try:
         check_exposure(settings)
@@ -69,8 +71,8 @@ def run(settings: Settings) -> None:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             migrate(settings.database_url)
-        except DatabaseTooNew as error:
-            raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
+        except (OSError, ValueError, SQLAlchemyError) as error:
+            raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {in_words(error)}") from error
         with contextlib.closing(JobStore(settings.database_url, seconds=settings.database_seconds)) as store:
             if settings.auth and KeyStore(store.engine).empty():
                 _log.warning(

@@ -107,7 +107,7 @@ def _ways(instance: Instance) -> Iterator[JobSpec]:
         if tensor * pipeline * replicas > gpus or job.model.hidden_size % tensor:
             continue
         layout = Layout(tensor, pipeline, replicas)
-        for micro_batch, schedule, (recompute, zero) in product((1, 2, 4, 8, 16, 32), SCHEDULES, MODES):
+        for micro_batch, schedule, (recompute, zero) in product(range(1, 33), SCHEDULES, MODES):
             if job.training.global_batch_size % (micro_batch * replicas):
                 continue
             if recompute == "offload" and instance.machine.node_memory_bytes is None:

@@ -29,7 +29,7 @@ from boost_core.bench.results import (
     memory_bandwidth,
     table,
 )
-from boost_core.config import ModelConfig, load_job
+from boost_core.config import load_job
 from boost_core.config.base import hear_interrupts, in_lines
 from boost_core.config.model import PRESETS
 from boost_core.hardware import LINKS
@@ -54,14 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gpus = torch.cuda.device_count()
             ranks = options.ranks or max(2, gpus)
             if 0 < gpus < ranks:
+                remedy = "give --ranks no more than there are GPUs, or " if gpus > 1 else ""
                 raise ValueError(
                     f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one "
-                    "GPU; give --ranks no more than there are GPUs, or run it where there are two or more"
+                    f"GPU; {remedy}run it where there are {'more' if gpus > 1 else 'two or more'}"
                 )
-            if options.profile is not None:
-                _profile_at(options.profile)  # in one line, before ranks that would each say it
+            _check_comm(options, ranks)  # in one line, before ranks that would each say it
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
+        _try_to_write(options.out if "out" in options else options.results)
         if options.benchmark == "job":
             _job(options)
             return 0
@@ -93,6 +94,8 @@ def _wrong(device: torch.device) -> list[str]:
 
 
 def _rank(options: argparse.Namespace, device: torch.device) -> None:
+    if options.tp and not options.model:
+        raise ValueError("--tp is for one model, and each of BOOST's runs has its own; give --model, or leave --tp out")
     variants = [
         variant
         for variant in VARIANTS
@@ -129,14 +132,15 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def _kernels(options: argparse.Namespace, device: torch.device) -> None:
-    model = ModelConfig.model_validate({"preset": options.model, "family": "cola", "vocab_size": 32_000})
+    shape = RunShape(options.model, options.tp, options.micro_batch, options.sequence)
+    model = shape.job(next(variant for variant in VARIANTS if variant.name == "cola, btp"), device).model
     sizes = Sizes.of_model(model, options.tp, options.micro_batch, options.sequence)
     bandwidth, environment = memory_bandwidth(device), Environment.of(device)
     rows: list[Row] = []
     for case in cases(sizes, Draw(torch.bfloat16 if device.type == "cuda" else torch.float32, device)):
         rows += kernel_rows(case, device, bandwidth, options.repeats)
-    append(options.results, environment, rows)
     print(table(rows, columns_here()))
+    append(options.results, environment, rows)
     print_lines(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
 
 
@@ -168,9 +172,9 @@ def _comm(options: argparse.Namespace, device: torch.device) -> int:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         problem: list[str | None] = [None]
-        if options.profile is not None and dist.get_rank() == 0:
+        if dist.get_rank() == 0:
             try:
-                _profile_at(options.profile)
+                _check_comm(options, dist.get_world_size())
             except (OSError, ValueError) as error:
                 problem = [in_lines(error)]
         dist.broadcast_object_list(problem)  # now, not after everything has been measured
@@ -195,15 +199,33 @@ def _comm(options: argparse.Namespace, device: torch.device) -> int:
                 if limits is not None and options.profile is not None:
                     links["link"] = links["link"].model_copy(update={"symmetric_memory": limits})
         if dist.get_rank() == 0:
-            append(options.results, Environment.of(device), rows)
             print(table(rows, columns_here()))
             if options.profile is not None:
                 _add_links(options.profile, links)
+            append(options.results, Environment.of(device), rows)
             if device.type != "cuda":
                 print_lines(NO_GPU)
     finally:
         dist.destroy_process_group()
     return 0
+
+
+def _check_comm(options: argparse.Namespace, ranks: int) -> None:
+    if ranks < 2:
+        raise ValueError("one rank has no other to exchange with; start two or more")
+    _try_to_write(options.results)
+    if options.profile is not None:
+        _profile_at(options.profile)
+        _try_to_write(options.profile)
+
+
+def _try_to_write(path: Path) -> None:
+    """Open a file for what is about to be measured, which is lost if that fails later; leave no empty one."""
+    new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.open("ab").close()
+    if new:
+        path.unlink()
 
 
 def _profile_at(path: Path) -> MeasuredProfile:

@@ -187,12 +187,10 @@ class Row:
 
 def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
     """Append rows to a file of comma-separated values, with a header if it is new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as stream:
         names = [field.name for kind in (Environment, Row) for field in fields(kind)]
         writer = csv.DictWriter(stream, names, lineterminator="\n")
-        if new:
+        if not stream.tell():
             writer.writeheader()
         for row in rows:
             figures = {name: f"{value:.6g}" for name, value in asdict(row).items() if isinstance(value, float)}

@@ -18,15 +18,18 @@ saved again, so that interrupting that save is not mistaken for interrupting a f
 
 import io
 import logging
+import math
 import os
 import pickle
 import re
+import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -44,7 +47,7 @@ from boost_core.checkpoint.manifest import (
 from boost_core.config import JobSpec, Layout, ParallelismConfig
 from boost_core.config.base import UnfitField, counted
 from boost_core.config.job import CheckpointConfig
-from boost_core.config.storage import StorageOptions, Unreadable, literal, options_at, read_small, refuse_irregular
+from boost_core.config.storage import StorageOptions, Unreadable, literal, options_at, read_small
 
 # Which checkpoints a job no longer needs. Does not import torch.
 
@@ -111,6 +114,8 @@ COMMITTED = "committed"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
 _LARGEST_MANIFEST_BYTES = 16 * 2**20  # enough for 65,536 files in a checkpoint, with room to spare
+# The same beside other work, by what is in the checkpoint: its job, of up to 10,000 paths, and an entry for each file.
+_MANIFEST_BYTES, _ENTRY_BYTES = 2 * 2**20, 128
 _FILE = re.compile(r"/(step-\d+)/([^/]+)")
 _PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
@@ -140,6 +145,9 @@ class CheckpointFolder:
     Args:
         url: The folder; it need not exist yet.
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+        deadline: When, by ``time.monotonic``, nobody waits any more. In a process with other work, which waits while
+            Python parses a manifest: with a deadline, only those are that are as large as their checkpoint's files
+            call for.
 
     Attributes:
         url: The folder.
@@ -147,8 +155,10 @@ class CheckpointFolder:
         is_local: Whether the folder is on a local disk.
     """
 
-    def __init__(self, url: str, storage_options: StorageOptions | None = None) -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self, url: str, storage_options: StorageOptions | None = None, deadline: float = math.inf
+    ) -> None:  # fmt: skip
+        self.url, self._deadline = url.rstrip("/"), deadline
         self.storage_options = options_at(self.url, storage_options)
         self._filesystem, self._path = fsspec.url_to_fs(self.url, **self.storage_options)
         self.is_local = bool(self._filesystem.protocol[0] == "file")
@@ -162,8 +172,14 @@ class CheckpointFolder:
         return sorted(self._committed())
 
     def checkpoints(self) -> Iterator[StoredCheckpoint]:
-        """Yield all committed checkpoints, newest first; each is examined only when reached."""
+        """Yield all committed checkpoints, newest first; each is examined only when reached.
+
+        Raises:
+            TimeoutError: Nobody waits any more.
+        """
         for step, sizes in sorted(self._committed().items(), reverse=True):
+            if time.monotonic() > self._deadline:
+                raise TimeoutError(f"looking at the checkpoints in {self.url} took too long")
             try:
                 checkpoint = self.checkpoint(step, sizes)
             except FileNotFoundError:  # removed meanwhile
@@ -185,8 +201,9 @@ class CheckpointFolder:
             FileNotFoundError: That step has no committed checkpoint.
         """
         sizes = self._sizes(step) if sizes is None else sizes
+        most = _LARGEST_MANIFEST_BYTES if self._deadline == math.inf else _MANIFEST_BYTES + _ENTRY_BYTES * len(sizes)
         try:
-            manifest = self.manifest(step)
+            manifest = self.manifest(step, most)
         except CheckpointDamaged as damage:
             return StoredCheckpoint(step, None, str(damage))
         problems = self._unlisted(step, manifest, sizes)
@@ -205,8 +222,8 @@ class CheckpointFolder:
         names = (match.group(1) for path in paths if (match := _PINNED.search(path)))
         return {step for name in names if (step := step_named(name)) is not None}
 
-    def manifest(self, step: int) -> Manifest:
-        """The manifest of a committed checkpoint.
+    def manifest(self, step: int, most_bytes: int = _LARGEST_MANIFEST_BYTES) -> Manifest:
+        """The manifest of a committed checkpoint; one of more bytes counts as damaged.
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
@@ -214,7 +231,7 @@ class CheckpointFolder:
         """
         path = self._file(step, MANIFEST)
         try:
-            content = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
+            content = read_small(self._filesystem, path, most_bytes)
         except FileNotFoundError:
             if self._filesystem.exists(self._file(step, COMMITTED)):
                 raise CheckpointDamaged(f"{path} is missing") from None
@@ -231,13 +248,16 @@ class CheckpointFolder:
     def prepare(self, step: int) -> None:
         """Prepare a step's folder for shards, removing what an earlier save left there, complete or not.
 
-        Where nothing may be removed, it is emptied instead.
+        Where nothing may be removed, it is emptied instead. A symbolic link is removed, and not what it leads to.
         """
         self._clear(step)
         self._filesystem.makedirs(f"{self._path}/{_name(step)}", exist_ok=True)
 
     def _clear(self, step: int) -> None:
         """Remove all files of a step except the marker that it has been committed."""
+        if self._is_link(step):  # perhaps to another job's
+            self._filesystem.rm_file(f"{self._path}/{_name(step)}")
+            return
         left = self._sizes(step).keys() - {COMMITTED}
         if MANIFEST in left:  # first, so that no reader sees a partial checkpoint
             try:
@@ -287,7 +307,6 @@ class CheckpointFolder:
         for name in names:
             path, size, checksum = self._file(manifest.step, name), 0, 0
             try:
-                refuse_irregular(self._filesystem, path)
                 with self._filesystem.open(path, "rb") as stream:
                     while block := stream.read(_READ_BYTES):
                         size, checksum = size + len(block), zlib.crc32(block, checksum)
@@ -353,6 +372,9 @@ class CheckpointFolder:
         """
         self._refuse_pinned(step)
         self._refuse_uncommitted(step)
+        if self._is_link(step):
+            self._clear(step)
+            return
         removed = {}
         for name in (COMMITTED, MANIFEST):  # without both, it counts as never committed
             path = self._file(step, name)
@@ -471,14 +493,21 @@ class CheckpointFolder:
 
     def _found(self) -> dict[int, dict[str, int]]:
         """File sizes by name of each step, committed or not."""
+        if self.is_local:  # where fsspec's listing would leave out symbolic links, and folders that cannot be listed
+            try:
+                names = [entry.name for entry in self._filesystem.entries(self._path)]
+            except FileNotFoundError:
+                return {}
+            return {step: self._sizes(step) for name in names if (step := step_named(name)) is not None}
         sizes: dict[str, dict[str, int]] = {}
-        # An object store needs one flat listing, where a pattern would take one per step. On a disk, fsspec would take
-        # a folder that cannot be listed for an empty one, and a job would start over.
-        on_disk = {"on_error": _raise_unless_gone} if self.is_local else {}
-        for path, entry in self._filesystem.find(self._path, detail=True, **on_disk).items():
+        # An object store needs one flat listing, where a pattern would take one per step.
+        for path, entry in self._filesystem.find(self._path, detail=True).items():
             if match := _FILE.fullmatch(path.removeprefix(self._path)):
                 sizes.setdefault(match.group(1), {})[match.group(2)] = int(entry["size"] or 0)
         return {step: files for name, files in sizes.items() if (step := step_named(name)) is not None}
+
+    def _is_link(self, step: int) -> bool:
+        return self.is_local and Path(f"{self._path}/{_name(step)}").is_symlink()
 
     def _sizes(self, step: int) -> dict[str, int]:
         """File sizes of a step by name."""
@@ -502,25 +531,23 @@ def _is_committed(files: Mapping[str, int]) -> bool:
     return MANIFEST in files or COMMITTED in files
 
 
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def located(url: str, storage_options: StorageOptions | None = None) -> tuple[CheckpointFolder, int | None]:
+def located(
+    url: str, storage_options: StorageOptions | None = None, deadline: float = math.inf
+) -> tuple[CheckpointFolder, int | None]:
     """Return a folder of checkpoints and, if the URL is that of one of them, its step.
 
     Args:
         url: The URL or path.
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+        deadline: As of ``CheckpointFolder``.
     """
     parent, _, name = url.rstrip("/").rpartition("/")
     step = step_named(name)
-    return CheckpointFolder(url if step is None else parent or ".", storage_options), step
+    return CheckpointFolder(url if step is None else parent or ".", storage_options, deadline), step
 
 
 def step_named(name: str) -> int | None:
@@ -567,17 +594,22 @@ class Origin:
     weights_only: bool
 
     @classmethod
-    def of(cls, checkpoint: CheckpointConfig, storage_options: StorageOptions | None = None) -> "Origin | None":
+    def of(
+        cls, checkpoint: CheckpointConfig, storage_options: StorageOptions | None = None, deadline: float = math.inf
+    ) -> "Origin | None":
         """The origin that a job names; ``None`` if it starts from scratch.
 
         Args:
             checkpoint: The job's section.
             storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+            deadline: As of ``CheckpointFolder``.
         """
         if checkpoint.origin is None:
             return None
         field, url = checkpoint.origin
-        return cls(f"checkpoint.{field}", *located(url, storage_options), weights_only=field == "weights_from")
+        return cls(
+            f"checkpoint.{field}", *located(url, storage_options, deadline), weights_only=field == "weights_from"
+        )
 
     def checkpoints(self) -> Iterator[StoredCheckpoint]:
         """Yield the checkpoints that a job may start from, newest first; each is examined only when reached."""
@@ -597,7 +629,7 @@ class Origin:
 
         Raises:
             UnfitOrigin: The checkpoint is of another model, continuing from it leaves no step to train, or its moments
-                are of other steps than this optimizer would take them for.
+                are of other steps than this optimizer would take them for, or fewer than it needs.
         """
         url = self.folder.step_url(manifest.step)
         try:
@@ -622,8 +654,15 @@ class Origin:
                 "checkpoint.weights_from"
             )
             raise UnfitOrigin("training.steps", problem)
-        # Steps that the checkpoint's moments are of, and that the job would correct their bias for.
         theirs = manifest.job.get("optimizer") or {}
+        if theirs.get("kind") == "muon" and spec.optimizer.kind != "muon":
+            problem = (
+                f"the checkpoint at {url} is of optimizer.kind=muon, which keeps one moment of each low-rank factor, "
+                f"and {spec.optimizer.kind} needs two; use muon, or start from the weights alone: "
+                "checkpoint.weights_from"
+            )
+            raise UnfitOrigin("optimizer.kind", problem)
+        # Steps that the checkpoint's moments are of, and that the job would correct their bias for.
         every = (theirs.get("loro") or {}).get("exact_every_steps") if theirs.get("kind") == "loro" else None
         ours = None if spec.optimizer.loro is None else spec.optimizer.loro.exact_every_steps
         ages = [manifest.step if each is None else manifest.step % each for each in (every, ours)]
@@ -637,17 +676,20 @@ class Origin:
             raise UnfitOrigin("optimizer.kind", problem)
 
 
-def refuse_unfit_origin(spec: JobSpec, storage_options: StorageOptions | None = None) -> None:
+def refuse_unfit_origin(
+    spec: JobSpec, storage_options: StorageOptions | None = None, deadline: float = math.inf
+) -> None:  # fmt: skip
     """Refuse a job that could not start from the checkpoint that it names, by its manifest and its files' sizes.
 
     Args:
         spec: The job.
         storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
+        deadline: As of ``CheckpointFolder``.
 
     Raises:
-        UnfitOrigin: It is absent, damaged or of another model, or continuing from it leaves no step to train.
+        UnfitOrigin: It is absent, damaged or of another model, or the job cannot continue from it.
     """
-    origin = Origin.of(spec.checkpoint, storage_options)
+    origin = Origin.of(spec.checkpoint, storage_options, deadline)
     if origin is None:
         return
     damage = ""

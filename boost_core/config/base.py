@@ -7,9 +7,10 @@ PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a
 Merge keys (``<<``), which 1.2 dropped, are still supported because many configurations use them.
 """
 
+import math
 import re
 import signal
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from types import EllipsisType, NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 import yaml
+from annotated_types import MaxLen
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -36,6 +38,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownEr
 # Strings, numbers and booleans are checked strictly: JSON tells them apart, but pydantic converts them into each other.
 # Types that it mixes up, and its error for a value of another type; int goes first.
 _KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type"}
+
+
+_MOST_MIXED_UP = 100  # entries of a list that are reported
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class AcceptedKind:
             return []
         errors: list[InitErrorDetails] = []
         parts: list[tuple[tuple[int, ...], Any]] = [((), value)]
-        while parts:
+        while parts and len(errors) < _MOST_MIXED_UP:
             place, part = parts.pop()
             if isinstance(part, list | tuple):
                 parts += reversed([((*place, index), entry) for index, entry in enumerate(part)])
@@ -159,20 +164,38 @@ class Frozen(BaseModel):
 
 
 class Config(Frozen):
-    """A configuration as people write it: strings are not accepted as numbers, nor numbers as true or false."""
+    """A configuration as people write it: strings are not accepted as numbers, nor numbers as true or false.
+
+    A list or mapping that is too long has a single error; pydantic alone would report each of its entries that is wrong.
+    """
 
     @field_validator("*", mode="before")
     @classmethod
     def _kinds_are_not_mixed_up(cls, value: Any, info: Any) -> Any:
-        accepted = _accepted(cls, info.field_name)
+        accepted, most = _accepted(cls, info.field_name)
+        if isinstance(value, list | tuple | dict) and len(value) > most:
+            details = {"field_type": "List", "max_length": most, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", details)
         if accepted and (errors := accepted.mixed_up(value)):
             raise ValidationError.from_exception_data(cls.__name__, errors, hide_input=True)
         return value
 
 
 @cache
-def _accepted(model: type[BaseModel], field: str) -> AcceptedKind | None:
-    return AcceptedKind.of(model.model_fields[field].annotation)
+def _accepted(model: type[BaseModel], field: str) -> tuple[AcceptedKind | None, float]:
+    """What a field accepts, and the maximum number of entries if it takes a list or a mapping."""
+    of = model.model_fields[field]
+    return AcceptedKind.of(of.annotation), _most_entries(of.annotation, of.metadata) or math.inf
+
+
+def _most_entries(annotation: Any, limits: Iterable[Any]) -> float:
+    """Maximum number of entries of a list or mapping of a type; 0 for other types."""
+    inner, origin = get_args(annotation), get_origin(annotation)
+    if origin is Annotated:
+        return _most_entries(inner[0], [limit for each in inner[1:] for limit in getattr(each, "metadata", [each])])
+    if origin in (tuple, list, dict):
+        return min((each.max_length for each in limits if isinstance(each, MaxLen)), default=math.inf)
+    return max((_most_entries(each, limits) for each in inner), default=0)
 
 
 @dataclass(frozen=True)

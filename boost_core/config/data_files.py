@@ -3,6 +3,7 @@
 Checked before a job is accepted, and again by the trainer; both see the same split.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -209,7 +210,34 @@ def index_of(folder: str, storage_options: StorageOptions | None = None) -> Toke
     except ValidationError as error:
         raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens again with: boost data tokenize") from error
     except OSError as error:
-        raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error
+        raise _unread(error, f"cannot read {folder}/{INDEX}: {error}") from error
+
+
+# Errors that are users' mistakes, also those that stores' clients make of answers; any other may pass.
+_MISTAKES = {
+    None,
+    errno.EACCES,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EPERM,
+}
+
+
+def _unread(error: OSError, problem: str) -> ValueError | StoreUnusable:
+    """The error to raise for a user's file that cannot be read: it is the user's mistake, or it may pass."""
+    return (ValueError if error.errno in _MISTAKES else StoreUnusable)(problem)
+
+
+def distinct_folders(paths: Iterable[str]) -> list[str]:
+    """Paths and URLs of folders, each folder once, under the first of its names."""
+    names = dict[str, str]()
+    for path in paths:
+        there = os.path.realpath(path.removeprefix("file://")) if is_local(path) else path.rstrip("/")
+        names.setdefault(there, path)
+    return [*names.values()]
 
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -221,7 +249,10 @@ _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
 _MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
-_MOST_STATE_BYTES = 64 * 2**20  # of a saved dataset's JSON, which also lists its shards
+_MOST_STATE_BYTES = 2**18  # of a saved dataset's JSON, enough for 4,000 files; parsed within milliseconds
+# Names by which fsspec would read another file, or that nobody can print; and what Spark writes beside its files.
+_NO_NAME = re.compile("::|[\ud800-\udfff]")
+_OF_SPARK = re.compile(r"_[^.]*")
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
@@ -233,8 +264,8 @@ class SourceFile:
         url: Where it is.
         size: Its size as stored, in bytes.
         stamp: Changes when the file is written: its ETag or modification time.
-        identity: The same under every name of the file: on a disk its device and inode, elsewhere its URL. Equality
-            ignores it.
+        identity: The same under every name of the file: on a disk its device and inode, on the hub its path and blob,
+            elsewhere its URL. Equality ignores it.
     """
 
     url: str
@@ -287,7 +318,18 @@ def check_data(
         UnfitData: A path names no file, a file is damaged or has no text where it should, a part is too small for one
             sequence, a new job would validate on more text than it trains on or on another source's, the model's
             vocabulary is smaller than the tokenizer's, or folders of tokens have several.
+        OSError: A disk or store does not provide a file now; for a job that was accepted, also if it may not be read.
     """
+
+    @contextmanager
+    def at_fault(field: str) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            if not new and isinstance(error.__cause__, PermissionError):
+                raise OSError(str(error)) from error
+            raise UnfitData(field, str(error)) from error
+
     for named_at, name, written in data.datasets:
         if written is None or not written.paths:
             raise UnfitData(named_at, f"{name!r} is a dataset of a service; submit the job there, or name a source")
@@ -301,11 +343,11 @@ def check_data(
     trained_on, validated_on = defaultdict[str, set[object]](set), list[tuple[SourceFile, object]]()
     for number in sorted(first.values()):
         source, _ = data.sources[number]
-        try:
+        with at_fault(f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"):
             if source.kind == "tokenized":
                 _check_tokens(source, ("training", "validation"), indices, vocab_size, sequence_length, storage_options)
             else:
-                split = split_source(source, data.validation_fraction, sequence_length, storage_options)
+                split = split_source(source, data.validation_fraction, sequence_length, storage_options, new)
                 if new:
                     refuse_misread(source, [*split.training, *split.validation])
                 refuse_damaged(source, [*split.training, *split.validation], storage_options)
@@ -315,19 +357,16 @@ def check_data(
                 for file in split.training:
                     trained_on[file.identity].add(by)
                 validated_on += [(file, by) for file in split.validation]
-        except ValueError as error:
-            field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
-            raise UnfitData(field, str(error)) from error
     leaks = (file.url for file, by in validated_on if trained_on.get(file.identity, {by}) - {by})
     if new and (both := next(leaks, None)):
         problem = "is validated on as part of one source and trained on as part of another; name each file in one only"
         raise UnfitData("data.mixture", f"{both} {problem}")
     for number, named in enumerate(data.validation):
-        try:
+        with at_fault(f"data.validation[{number}].paths"):
             if named.kind == "tokenized":
                 _check_tokens(named, ("validation",), indices, vocab_size, sequence_length, storage_options)
                 continue
-            files = list_files(named, storage_options)
+            files = list_files(named, storage_options, new)
             if both := next((file.url for file in files if file.identity in trained_on), None):
                 raise ValueError(f"{both} is also trained on; validate on other files")
             if new:
@@ -336,14 +375,10 @@ def check_data(
             # Otherwise the trainer counts.
             if named.kind not in _IN_COLUMNS and not any(compression(file.url) for file in files):
                 refuse_too_little("validation", sum(file.size for file in files), "bytes", sequence_length)
-        except ValueError as error:
-            raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
-        try:
+        with at_fault("data.tokenizer"):
             vocabulary = tokenizer_vocabulary(data.tokenizer, storage_options)
             _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
-        except ValueError as error:
-            raise UnfitData("data.tokenizer", str(error)) from error
     return indices
 
 
@@ -352,7 +387,7 @@ def _check_tokens(
     storage_options: StorageOptions | None,
 ) -> None:  # fmt: skip
     """Check folders of tokens, and that they and those of ``indices``, which they are added to, have one tokenizer."""
-    for path in dict.fromkeys(source.paths):
+    for path in distinct_folders(source.paths):
         index = indices[path] = indices.get(path) or read_index(path, storage_options)
         _check_vocabulary(path, index.vocabulary, vocab_size)
         for part in parts:
@@ -384,7 +419,7 @@ def refuse_damaged(
                         stream.seek(0)
                         whole = stream.read(len(PARQUET)) == end == PARQUET
             except OSError as error:
-                raise ValueError(f"cannot read {path!r}: {error.strerror or error}; check the path") from error
+                raise _unread(error, f"cannot read {path!r}: {error.strerror or error}; check the path") from error
             if not whole:
                 raise ValueError(
                     f"{path!r} is not a complete Parquet file: it is truncated, or a file of another kind; copy it "
@@ -443,7 +478,7 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
     except StoreUnusable:  # which may pass
         raise
     except OSError as error:
-        raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
+        raise _unread(error, f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
     try:
         return count_tokens(content)
     except ValueError as error:
@@ -459,11 +494,9 @@ def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
 
 
 def split_source(
-    source: SourceConfig,
-    validation_fraction: float,
-    sequence_length: int,
-    storage_options: StorageOptions | None = None,
-) -> SourceSplit:
+    source: SourceConfig, validation_fraction: float, sequence_length: int,
+    storage_options: StorageOptions | None = None, new: bool = True,
+) -> SourceSplit:  # fmt: skip
     """Look up a source's files and split them, each as a whole, into training and validation text.
 
     The split is by a hash of each file's path below the folder that all files have in common, so it is the same on
@@ -474,11 +507,13 @@ def split_source(
         validation_fraction: Share of the files kept for validation.
         sequence_length: Tokens per sequence.
         storage_options: Options for ``s3://``; default: the process's own.
+        new: As of ``list_files``.
 
     Raises:
         ValueError: A path names no file, or either part has too little text for one sequence.
+        StoreUnusable: A disk or store cannot be read now.
     """
-    split = _split(list_files(source, storage_options), validation_fraction)
+    split = _split(list_files(source, storage_options, new), validation_fraction)
     if split.text_bytes is not None and source.kind not in _IN_COLUMNS:  # otherwise the trainer counts
         training, validation = split.text_bytes
         if split.lone_file:
@@ -501,25 +536,30 @@ def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSpl
     return SourceSplit(sorted(training, key=_BY_URL), sorted(validation, key=_BY_URL))
 
 
-def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
+def list_files(
+    source: SourceConfig, storage_options: StorageOptions | None = None, new: bool = True
+) -> list[SourceFile]:  # fmt: skip
     """The files that a source names, sorted by URL, each once, under the first of its names.
 
     Symbolic links are followed. Hidden files and folders, whose names begin with a dot, are left out of folders and
-    globs that do not name them, as in shells, Spark and ``datasets``. A path is a glob only if nothing has that name.
+    globs that do not name them, as in shells, Spark and ``datasets``; beside Parquet and Arrow files also those such as
+    ``_SUCCESS``, as in Spark. A path is a glob only if nothing has that name.
 
     Args:
         source: The source.
         storage_options: Options for ``s3://`` and for disks; default: the process's own.
+        new: Whether to refuse globs that match folders, in which they read nothing; jobs that were accepted go on.
 
     Raises:
-        ValueError: A path, glob or URL names no file, a symbolic link is broken or leads out of a confined disk, or a
-            folder is not one saved dataset.
+        ValueError: A path, glob or URL names no file, a symbolic link is broken or leads out of a confined disk, a
+            folder is not one saved dataset, or a file's name has ``::`` or is not UTF-8.
+        StoreUnusable: A disk or store cannot be read now.
     """
     if source.kind == "standard_library":
         return list(_standard_library_files())
     files: list[SourceFile] = []
     for pattern in dict.fromkeys(source.paths):
-        matches = _expand(pattern, storage_options, saved_dataset=source.kind == "dataset")
+        matches = _expand(pattern, storage_options, source.kind, new)
         if not matches:
             raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
         files += matches
@@ -539,24 +579,28 @@ def _standard_library_files() -> tuple[SourceFile, ...]:
     return tuple(sorted(files, key=_BY_URL))
 
 
-def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset: bool = False) -> list[SourceFile]:
+def _expand(
+    pattern: str, storage_options: StorageOptions | None, kind: str = "text", new: bool = False
+) -> list[SourceFile]:  # fmt: skip
     """Files at a path: the file itself, all files in a folder, those of a saved dataset, or the matches of a glob."""
     try:
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         if isinstance(filesystem, Disk):
             filesystem = _Links(beneath=filesystem.beneath)
             path = re.sub("/{2,}", "/", path)  # which patterns would take literally
-        matches, ending = {}, ""
-        if pattern.startswith(HUB) and not has_magic(path):  # of which ``isdir`` takes any error for a no
+        matches = {}
+        if (pattern.startswith(HUB) or is_local(pattern)) and not has_magic(path):  # ``isdir`` takes errors for a no
             is_folder = filesystem.info(path)["type"] == "directory"
         else:
             is_folder = filesystem.isdir(path)
         seen: Iterable[tuple[str, dict[str, Any]]]
-        if is_folder and saved_dataset:
-            names = _files_of_saved_dataset(filesystem, path.rstrip("/"))
-            seen = ((name, filesystem.info(name)) for name in names)
-        elif is_folder or (has_magic(path) and not filesystem.isfile(path)):
-            listed = filesystem.find(path, detail=True) if is_folder else filesystem.glob(path, detail=True)
+        if is_folder or (has_magic(path) and not filesystem.isfile(path)):
+            if kind == "dataset":
+                listed = {
+                    name: filesystem.info(name) for name in _saved_datasets(filesystem, path.rstrip("/"), is_folder)
+                }
+            else:
+                listed = filesystem.find(path, detail=True) if is_folder else filesystem.glob(path, detail=True)
             above = path.rstrip("/") if is_folder else re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
             shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
             seen = [
@@ -567,15 +611,25 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
                     for part in name.removeprefix(above).split("/")
                     if part.startswith(".")
                 )
+                and not (kind in ("parquet", "arrow") and _OF_SPARK.fullmatch(name.rpartition("/")[2]))
             ]
-            ending = ".arrow" if saved_dataset else ""
         else:
             seen = [(path, filesystem.info(path))]
         for name, info in seen:
             if info["type"] == "unreadable":
                 raise ValueError(f"{info['name']!r} {info['problem']}")
-            if info["type"] == "file" and name.endswith(ending):
-                matches[name] = info
+            if info["type"] == "directory" and new and "**" not in path:
+                raise ValueError(
+                    f"{name!r} is a folder, of which this glob reads nothing; name its files by a glob of their own"
+                )
+            if info["type"] != "file":
+                continue
+            if _NO_NAME.search(name):
+                raise ValueError(f"{name!r} has '::' or bytes that are not UTF-8 in its name; rename it")
+            matches[name] = info
+            if pattern.startswith(HUB):  # the same in all revisions that have it
+                at = filesystem.resolve_path(name)
+                matches[name] = info | {"identity": f"{at.repo_id}/{at.path_in_repo} {info['blob_id']}"}
     except FileNotFoundError:
         return []
     except StoreUnusable:  # which may pass
@@ -583,7 +637,7 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     except OSError as error:
         _refuse_away(pattern, error)
         where = f" at {error.filename!r}" if error.filename else ""
-        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
+        raise _unread(error, f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
     except ValueError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
     except ImportError as error:
@@ -601,29 +655,44 @@ def _expand(pattern: str, storage_options: StorageOptions | None, saved_dataset:
     ]  # fmt: skip
 
 
+def _saved_datasets(filesystem: AbstractFileSystem, path: str, is_folder: bool) -> list[str]:
+    """The files of the saved dataset in a folder, or of those that a glob matches, as folders or files of theirs."""
+    if is_folder:
+        return _files_of_saved_dataset(filesystem, path)
+    ends = ("/state.json", "/dataset_dict.json")
+    whole = {name.removesuffix(end) for end in ends for name in filesystem.glob(path + end)}
+    files = {name for name in filesystem.glob(path) if name.endswith(".arrow")}
+    beside = {name.rpartition("/")[0] for name in files} - whole
+    of_files = [name for folder in beside for name in _files_of_saved_dataset(filesystem, folder) if name in files]
+    return [name for folder in whole for name in _files_of_saved_dataset(filesystem, folder)] + of_files
+
+
 def _files_of_saved_dataset(filesystem: AbstractFileSystem, folder: str) -> list[str]:
     """The files that ``datasets.load_from_disk`` would read; next to them are caches of other datasets made from it."""
-    try:
-        splits = json.loads(read_small(filesystem, f"{folder}/dataset_dict.json", _MOST_STATE_BYTES))["splits"]
-    except FileNotFoundError:
-        pass
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder}/dataset_dict.json is damaged: {error!r}") from error
-    else:
+    with suppress(FileNotFoundError):
+        splits = _listed(filesystem, f"{folder}/dataset_dict.json", "splits")
         if len(splits) != 1:
             problem = f"it has the splits {', '.join(splits) or '(none)'}"
             raise ValueError(f"{problem}; name the folder of one, as in {folder}/train")
         folder = f"{folder}/{splits[0]}"
     try:
-        state = json.loads(read_small(filesystem, f"{folder}/state.json", _MOST_STATE_BYTES))
-        names = [str(file["filename"]) for file in state["_data_files"]]
+        names = _listed(filesystem, f"{folder}/state.json", "_data_files")
     except FileNotFoundError:
         raise ValueError("it has no state.json: no dataset was saved there; use kind=arrow for Arrow files") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder}/state.json is damaged: {error!r}") from error
     if outside := next((name for name in names if "/" in name), None):
         raise ValueError(f"{folder}/state.json names {outside!r}, which is not in its folder")
     return [f"{folder}/{name}" for name in names]
+
+
+def _listed(filesystem: AbstractFileSystem, path: str, field: str) -> list[str]:
+    """The names that a file of a saved dataset lists in a field, by themselves or as those of files."""
+    try:
+        content = json.loads(read_small(filesystem, path, _MOST_STATE_BYTES))
+        return [str(each["filename"] if isinstance(each, dict) else each) for each in content[field]]
+    except Unreadable:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
 
 
 class _Links(Disk):
@@ -640,7 +709,10 @@ class _Links(Disk):
         return self._info(path, self.status(path))
 
     def find(self, path: str, maxdepth: int | None = None, **_: Any) -> dict[str, dict[str, Any]]:
-        """All files below a folder. With no limit to the depth each folder is read once, so that loops end."""
+        """All files below a folder; with a limit to the depth, as of a glob, also folders.
+
+        Without one each folder is read once, so that loops end.
+        """
         files: dict[str, dict[str, Any]] = {}
         read: set[str] = set()
         folders = deque([(path.rstrip("/") or "/", 1)])
@@ -671,9 +743,9 @@ class _Links(Disk):
                         files[name] = self._unreadable(name, problem)
                     continue  # otherwise it was just removed
                 info = self._info(name, status)
-                if info["type"] == "file":
+                if info["type"] == "file" or (info["type"] == "directory" and maxdepth is not None):
                     files[name] = info
-                elif info["type"] == "directory" and descends:
+                if info["type"] == "directory" and descends:
                     # Links last, so that a folder that is there itself is read under its own name.
                     (folders.append if entry.is_symlink() else folders.appendleft)((name, depth + 1))
         return files
@@ -711,7 +783,7 @@ def hub_problem(error: Exception) -> str:
 
 def compression(url: str) -> str | None:
     """The compression of a file of text or JSON lines, by its name; ``None`` if it is not compressed."""
-    return _COMPRESSIONS.get(PurePosixPath(url).suffix)
+    return _COMPRESSIONS.get(PurePosixPath(url.lower()).suffix)
 
 
 def kind_by_names(files: Iterable[str]) -> Literal["text", "jsonl", "parquet", "arrow"]:
@@ -733,7 +805,7 @@ def _kind_by_name(url: str) -> Literal["text", "jsonl", "parquet", "arrow"]:
     Raises:
         ValueError: It is CSV.
     """
-    name = PurePosixPath(url)
+    name = PurePosixPath(url.lower())
     suffix = PurePosixPath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
     if suffix in (".csv", ".tsv"):
         raise ValueError(f"{url!r} is a table, whose columns are not read; convert it to Parquet or JSON lines")

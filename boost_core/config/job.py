@@ -53,6 +53,7 @@ from boost_core.config.parallelism import (
 from boost_core.config.training import (
     BYTE_TOKENS,
     BYTES,
+    MOST_TOKENS,
     DataConfig,
     OptimizerConfig,
     SampleConfig,
@@ -665,7 +666,8 @@ def layout_problems(
     elif size > 1 and not flash_takes(model, training):
         message = (
             f"on GPUs, context parallelism needs flash attention, which does not support {training.precision} with "
-            f"heads of {model.head_size}; use bf16 with a head size that is a multiple of 8, up to 256"
+            f"heads of {model.head_size}; use bf16 (on Ampere or later), and a head size that is a multiple of 8, "
+            "up to 256"
         )
         problems.append(FieldProblem(("parallelism", "context_parallel_size"), size, message))
     if training.cuda_graphs == "on" and parallelism.keeps_on_host:
@@ -700,9 +702,10 @@ def _sequence_problems(
             )
         elif (chunks := length // size // chunk_tokens(length, size)) > MOST_CHUNKS:
             unit = size * EFFICIENT
+            near = min(-(-length // unit), MOST_TOKENS // unit) * unit
             messages.append(
                 f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, but "
-                f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
+                f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {near}"
             )
         if training.cuda_graphs == "on":
             messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")

@@ -20,6 +20,7 @@ from boost_core.config.training import NO_CLIPPING
 
 _MISSING: Any = object()
 _MOST = 10**15
+_MOST_PATHS = 100_000  # of values
 _LONGEST = 200  # characters of a value in a sentence
 
 # Sections and fields that affect neither the model nor its trajectory.
@@ -52,13 +53,17 @@ class Reader:
         self.refused: list[str] = []  # values for which the configuration will be refused, and why
         self._values: dict[str, Any] = {}
         parts: list[tuple[str, Any]] = [("", content)]
-        while parts:
+        for _ in range(_MOST_PATHS):
+            if not parts:
+                break
             path, value = parts.pop()
             inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
             if value and inner:
                 parts += reversed([(f"{path}.{key}" if path else str(key), each) for key, each in inner])
             elif value not in (None, {}, []):
                 self._values[path] = value
+        if parts:  # as of aliases of aliases
+            raise ValueError(f"the configuration has more than {_MOST_PATHS} values; leave sections out")
         self._carried_over: set[str] = set()
 
     def take(self, path: str, default: Any = _MISSING) -> Any:

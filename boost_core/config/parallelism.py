@@ -101,6 +101,16 @@ class Layout:
         """The layout of one replica, which stays the same as replicas come and go."""
         return Layout(self.tp, self.pp, dp=1, cp=self.cp)
 
+    def units(self, placement: str = "PACK") -> tuple[int, int]:
+        """Return the number of ranks that share a node, and the number of such groups.
+
+        Args:
+            placement: ``resources.placement``: a whole replica shares a node under ``STRICT_PACK``, else a tensor
+                parallel group.
+        """
+        size = self.per_replica.world_size if placement == "STRICT_PACK" else self.tp
+        return size, self.world_size // size
+
     @property
     def replica_text(self) -> str:
         """The part of the text form that all its replicas share."""
@@ -121,7 +131,8 @@ class Layout:
 TensorSize = Annotated[int, Field(ge=1, le=1024)]
 PipelineSize = Annotated[int, Field(ge=1, le=32)]  # the cost of planning a pipeline grows with its ranks
 DataSize = Annotated[int, Field(ge=1, le=65_536)]
-ContextSize = Annotated[int, Field(ge=1, le=64)]  # the host's time to plan each step grows with its ranks
+MOST_CONTEXT = 64  # the host's time to plan each step grows with its ranks
+ContextSize = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
 # A block's modes, from the one that keeps most on the device to the one that keeps least.
 RecomputeMode = Literal["none", "latent", "shared", "full", "offload"]
 BlockCount = Annotated[int, Field(ge=0, le=100_000)]

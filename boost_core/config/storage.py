@@ -183,12 +183,24 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         except OSError:
             return None
 
-    @_if_confined
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", **named: Any) -> Any:
+        """Open a file; what is read has to be a regular one, at which nobody waits, as at a pipe without a writer."""
+        path = self._strip_protocol(path)
+        if mode == "rb":
+            _refuse_irregular(path, self.status(path))  # first, because opening a device may have side effects
+            descriptor = self.descriptor(path, _WITHOUT_WAITING)
+            try:
+                _refuse_irregular(path, os.fstat(descriptor))  # the file opened, which may have replaced that one
+            except Unreadable:
+                os.close(descriptor)
+                raise
+            return os.fdopen(descriptor, mode)
+        if self.beneath is None:
+            return super()._open(path, mode, **named)
         flags = _FLAGS[mode[0]]
         if "+" in mode:
             flags = flags & ~os.O_WRONLY | os.O_RDWR
-        return os.fdopen(self.descriptor(self._strip_protocol(path), flags), mode)
+        return os.fdopen(self.descriptor(path, flags), mode)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         """Make a folder."""
@@ -381,8 +393,6 @@ def no_room(error: BaseException, folder: str, again: str) -> str | None:
 
 
 # Reading of files that are small by nature, such as an index or a tokenizer, whatever is really at the path.
-#
-# ``refuse_irregular`` is for large ones, which are read as a stream.
 
 # Opening must not block, as it would for a pipe without a writer or a terminal.
 _WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -406,11 +416,8 @@ def read_small(filesystem: fsspec.AbstractFileSystem, path: str, most_bytes: int
         OSError: It cannot be read.
     """
     if isinstance(filesystem, Disk):
-        _refuse_irregular(path, filesystem.status(path))  # first, because opening a device may have side effects
-        with os.fdopen(filesystem.descriptor(path, _WITHOUT_WAITING), "rb") as stream:
-            status = os.fstat(stream.fileno())  # of the file opened, which may have replaced the one checked
-            _refuse_irregular(path, status)
-            _refuse_large(path, status.st_size, most_bytes)
+        with filesystem.open(path, "rb") as stream:
+            _refuse_large(path, os.fstat(stream.fileno()).st_size, most_bytes)
             content: bytes = stream.read(most_bytes + 1)
         _refuse_large(path, len(content), most_bytes)
         return content

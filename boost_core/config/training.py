@@ -15,6 +15,7 @@ from boost_core.config.model import SparseAttentionConfig
 BYTES = "bytes"
 BYTE_TOKENS = 256
 
+MOST_TOKENS = 1_048_576  # per sequence
 _MOST_PATHS = 10_000  # over all sources
 _MOST_SOURCES = 256  # each is checked and looked up before a job is accepted
 MOST_VALIDATION_SETS = 8  # each adds to every evaluation, and is a series of metrics
@@ -71,7 +72,9 @@ class SourceConfig(Config):
         description="text: one document per file; jsonl: one per line; parquet and arrow: one per row; dataset: a "
         "Hugging Face dataset saved to disk; tokenized: the output of `boost data tokenize`.",
     )
-    paths: Annotated[tuple[Location, ...], _at_most(_MOST_PATHS, "name folders or globs instead of files")] = Field(
+    paths: Annotated[
+        tuple[Location, ...], Field(fail_fast=True), _at_most(_MOST_PATHS, "name folders or globs instead of files")
+    ] = Field(
         (),
         validate_default=True,
         description="Files, folders, globs, or file://, s3:// or hf://datasets/ URLs; text and jsonl also as .gz or "
@@ -370,7 +373,7 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 class TrainingConfig(Config):
     """How long to train, on what batches, and in what precision."""
 
-    sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens per sequence.")
+    sequence_length: int = Field(256, ge=2, le=MOST_TOKENS, description="Tokens per sequence.")
     global_batch_size: Count = Field(16, description="Sequences per optimizer step, whatever the gang's size.")
     batch_size_warmup: tuple[BatchStage, ...] = Field(
         (),

@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cached_property, partial, reduce
 from heapq import heapify, heappop, heappush, nlargest, nsmallest
 from itertools import accumulate
+from math import inf
 from operator import or_
 from typing import NamedTuple
 
@@ -173,9 +174,12 @@ def joined(windows: Sequence[Window]) -> Window:
 # Chunks are placed by decreasing cost, each on the rank that lacks the fewest of its keys among those that stay
 # balanced; traffic of the busiest rank counts more, because all wait for it. Then chunks are swapped until the largest
 # load is near the mean. Sets of chunks are bits of integers, and all degrees are updated as chunks move, so that 512
-# chunks on 32 ranks take less than a tenth of a second.
+# chunks on 32 ranks take less than a tenth of a second. With more, the time of swaps grows faster than their number:
+# chunks are placed once, up to a lower limit, and few are swapped.
 
 EVEN, LOOSE = 103, 200  # percent of the mean load below which no more chunks are swapped
+_MANY, _MARGIN = 512, 6  # chunks in a window above which the time is limited; and their percent below ``even``
+_MOST_PAIRS = 1 << 20  # of chunks that are then compared to find swaps
 _STRICTER = (97, 90, 0)  # percent of it allowed per rank when chunks are placed again, if the result was uneven
 _BUSY = 115  # percent of the mean traffic above which a rank is busy
 _BUSY_WEIGHT = 3  # penalty for a chunk above that, in chunks
@@ -191,13 +195,14 @@ def locality_placement(window: Window, ranks: int, even: int = EVEN) -> list[int
         ranks: Number of ranks.
         even: Percent of the mean area that no rank should exceed; larger where links are slow.
     """
-    tries = []
-    for percent in (even - 1, *_STRICTER):
+    tries, many = [], window.chunks > _MANY
+    for percent in (even - _MARGIN,) if many else (even - 1, *_STRICTER):
         partition = _Partition(window, ranks, even)
         for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
             partition.place(chunk, percent)
-        while partition.exchange():
-            pass
+        left = _MOST_PAIRS * ranks // window.chunks**2 if many else inf
+        while left and partition.exchange():
+            left -= 1
         if max(partition.load) <= partition.limit:
             return partition.placement
         tries.append(partition)

@@ -41,6 +41,9 @@ from boost_core.temporary import TemporaryFolder
 # Destinations of exported models: folders, S3 and hubs. Models are staged locally and appear once complete.
 
 
+_STAGING = ".export-"  # begins the names of folders that an export needs while it lasts
+
+
 class HubRefused(OSError):
     """A hub is unavailable, or does not accept a model."""
 
@@ -61,8 +64,14 @@ class Destination:
         self._is_local = self._filesystem.protocol[0] == "file"
         if self._filesystem.isfile(self._path):
             raise ValueError(f"{self.url} is a file; give a new folder")
-        if self._filesystem.exists(self._path) and (there := self._filesystem.ls(self._path, detail=False)):
-            raise ValueError(f"{self.url} is not empty (it has {Path(there[0]).name}); give a new folder")
+        self._is_new = not self._filesystem.exists(self._path)
+        self._refuse_filled(_STAGING)
+
+    def _refuse_filled(self, own: str) -> None:
+        """Refuse a folder that has more than what begins with ``own``."""
+        there = [] if self._is_new else self._filesystem.ls(self._path, detail=False)
+        if other := next((name for name in map(os.path.basename, there) if not name.startswith(own)), None):
+            raise ValueError(f"{self.url} is not empty (it has {other}); give a new folder")
 
     @contextmanager
     def staging(self, needed: int) -> Iterator[Path]:
@@ -73,22 +82,31 @@ class Destination:
 
         Raises:
             OSError: There is not enough room.
+            ValueError: Another export writes there.
         """
         parent = Path(tempfile.gettempdir())
         if self._is_local:  # in the existing folder, which may be a separate file system, or next to the new one
-            parent = Path(self._path) if self._filesystem.exists(self._path) else Path(self._path).parent
+            parent = Path(self._path).parent if self._is_new else Path(self._path)
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
         if free < needed:
             raise OSError(f"{parent} has {free / 1e9:,.3f} GB free; the export takes {needed / 1e9:,.3f} GB; make room")
-        with TemporaryFolder(".export-", parent) as folder:
+        with TemporaryFolder(_STAGING, parent) as folder:  # which removes what killed exports have left there
+            self._refuse_filled(folder.name)
             yield folder
 
     def publish(self, folder: Path) -> Path:
-        """Make a staged model appear at its destination; return a local folder that contains it."""
-        if self._is_local and not self._filesystem.exists(self._path):
+        """Make a staged model appear at its destination; return a local folder that contains it.
+
+        Raises:
+            OSError: It cannot be written, or something has appeared there.
+        """
+        if self._is_local and self._is_new:
             folder.chmod(0o755)  # temporary folders are readable by their owner only
-            return folder.rename(self._path)
+            try:
+                return folder.rename(self._path)
+            except OSError as error:
+                raise OSError(f"{self.url} cannot be made: {error.strerror}; give a new folder") from error
         # config.json, which marks the folder as a model, comes last.
         for file in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
             if self._is_local:
@@ -366,7 +384,7 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
     with destination.staging(needed) as staged:
         with removal_named(folder, step):
             if how.merge:
-                with TemporaryFolder(".factors-", staged.parent) as beside:
+                with TemporaryFolder(_STAGING, staged.parent) as beside:
                     low_rank = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
                     shapes = {name: slot.published_shape for name, slot in published_slots(exported).items()}
                     dense = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)

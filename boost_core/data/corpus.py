@@ -23,6 +23,7 @@ from boost_core.config.data_files import (
     Shard,
     SourceFile,
     TokenIndex,
+    distinct_folders,
     list_files,
     read_index,
     refuse_mixed,
@@ -62,6 +63,7 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
     if isinstance(filesystem, Disk):
         try:
             with filesystem.open(name, "rb") as stream:
+                _refuse_other_size(name, os.fstat(stream.fileno()).st_size, size)
                 return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
         except FileNotFoundError as error:
             raise ValueError(f"{name} is missing on this node; name a folder that every node can read") from error
@@ -106,11 +108,17 @@ def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: P
                 f"cannot copy {name} to {part}, of which nothing is left: {error.strerror or error}; if that disk is "
                 "full, make room or set TMPDIR to a folder on a larger one",
             ) from error
-        if part.stat().st_size != size:
-            actual = part.stat().st_size
+        try:
+            _refuse_other_size(name, part.stat().st_size, size)
+        except ValueError:
             part.unlink()
-            raise ValueError(f"{name} has {actual:,} bytes instead of {size:,}; make the tokens again")
+            raise
         part.rename(cached)
+
+
+def _refuse_other_size(name: str, actual: int, size: int) -> None:
+    if actual != size:
+        raise ValueError(f"{name} has {actual:,} bytes instead of {size:,}; make the tokens again")
 
 
 def _make_room(cache: Path, needed: int) -> None:
@@ -243,7 +251,7 @@ def load_corpus(
     tokenizer = open_tokenizer(data.tokenizer, data.end_of_document)
     streams = []
     for source, weight in data.sources:
-        split = split_source(source, data.validation_fraction, sequence_length)
+        split = split_source(source, data.validation_fraction, sequence_length, new=False)
         training, text_bytes = _tokens_of(split.training, source, tokenizer)
         if split.lone_file:
             boundary = len(training) - validation_tail(len(training), data.validation_fraction)
@@ -257,7 +265,7 @@ def load_corpus(
         streams.append(Stream(TokenStream([training]), TokenStream([validation], text_bytes), weight))
     validation_sets = {}
     for named in data.validation:
-        tokens, text_bytes = _tokens_of(list_files(named), named, tokenizer)
+        tokens, text_bytes = _tokens_of(list_files(named, new=False), named, tokenizer)
         refuse_too_little(f"validation ({named.name})", len(tokens), "tokens", sequence_length)
         validation_sets[named.name] = TokenStream([tokens], text_bytes)
     return Corpus(tuple(streams), tokenizer.end_of_document, validation_sets)
@@ -293,7 +301,7 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
 def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:
     """One part of a source's shards, mapped into memory."""
     pieces, text_bytes = [], []
-    for folder in source.paths:
+    for folder in distinct_folders(source.paths):
         index = indices[folder]
         for shard in index.shards:
             if shard.part == part and shard.tokens:

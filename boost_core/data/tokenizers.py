@@ -103,7 +103,7 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
 
 
 def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
-    """Load a ``tokenizer.json``, with its settings of truncation and padding turned off, as in ``transformers``.
+    """Load a ``tokenizer.json`` without what a trainer of it may have set: truncation, padding, and dropout of merges.
 
     Args:
         content: The file.
@@ -118,9 +118,12 @@ def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
         raise ValueError(f"{name} is not a tokenizer.json of Hugging Face's tokenizers: {error}") from error
     if not tokenizer.get_vocab_size():
         raise ValueError(f"{name} has no tokens; give the tokenizer.json of a trained tokenizer")
-    # They are stored if the tokenizer was saved after a call that set them, and would apply to every document.
+    # They are stored if the tokenizer was saved after a call that set them, and would apply to every document. With
+    # dropout, each run would also have other tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     return tokenizer
 
 
@@ -281,10 +284,12 @@ def _of_file(
     end_name = tokenizer.id_to_token(end)
     if end_name is None:
         raise TokenizerDiffers(f"{name} has no token {end}, which ends documents; give the one it was trained with")
-    unused: dict[str, None] = {"truncation": None, "padding": None}  # as in training
+    stored = json.loads(content) | {"truncation": None, "padding": None}  # as in training
+    if "dropout" in stored["model"]:
+        stored["model"]["dropout"] = None
     if tokenizer.num_special_tokens_to_add(False):
-        unused["post_processor"] = None
-    return ExportedTokenizer(json.dumps(json.loads(content) | unused), end, end_name)
+        stored["post_processor"] = None
+    return ExportedTokenizer(json.dumps(stored), end, end_name)
 
 
 def _of_bytes() -> ExportedTokenizer:

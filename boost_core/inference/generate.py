@@ -1,6 +1,5 @@
 """Continuation of a prompt by a model."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from boost_core.convert.model_folder import damage_named, published_slots, remov
 from boost_core.convert.modeling_boost import BoostConfig, BoostForCausalLM, ColaConfig, ColaForCausalLM
 from boost_core.convert.published_config import COLA, TrainedOn, model_type, published_config
 from boost_core.data.tokenizers import TokenizerDiffers, job_tokenizer
+from boost_core.terminal import CONTROL
 
 # A checkpoint as a transformers model, filled directly from its files.
 
@@ -93,7 +93,6 @@ def round_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 DEFAULT_NEW_TOKENS = 100
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal would act on
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class _Streamer(TextStreamer):  # type: ignore[misc]
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Pass on text that is final."""
-        self._write(_CONTROL.sub("\ufffd", text) + ("\n" if stream_end else ""))
+        self._write(CONTROL.sub("\ufffd", text) + ("\n" if stream_end else ""))
 
 
 def generate(loaded: LoadedModel, prompt: str, how: Sampling, write: Callable[[str], object]) -> int:

@@ -3,20 +3,16 @@
 Triton is not installed on every machine: those without a GPU compute with the references.
 """
 
-import os
-import shutil
-import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 __all__ = [
-    "Halves", "Implementation", "Part", "always", "block_of", "jit", "lacks_compiler", "members", "precise", "rows",
+    "Halves", "Implementation", "Part", "always", "block_of", "jit", "members", "precise", "rows",
     "runs_on_triton", "tl", "triton", "warps_of",
 ]  # fmt: skip
 
@@ -41,24 +37,6 @@ def runs_on_triton(x: torch.Tensor) -> bool:
     if _forced is not None:
         return _forced == "triton"
     return x.is_cuda and x.dtype != torch.float64
-
-
-def lacks_compiler() -> str | None:
-    """Return what this machine lacks to launch Triton's kernels, and what to install, in a sentence; ``None``: nothing.
-
-    Triton compiles a launcher for each kernel in C against Python's headers (``triton.runtime.build``).
-    """
-    named = os.environ.get("CC")
-    if not any(map(shutil.which, ("gcc", "clang") if named is None else (named,))):
-        lacks = "no C compiler" if named is None else f"no C compiler {named}, which CC names"
-    elif not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        lacks = "no headers of Python"
-    else:
-        return None
-    return (
-        f"this machine has {lacks}, with which Triton compiles the launchers of its kernels: install gcc, libc6-dev "
-        "and, with Debian's Python, python3-dev where the workers run, for example in the image of Ray's nodes"
-    )
 
 
 @contextmanager

@@ -649,15 +649,29 @@ def device_bytes(resources: ResourcesConfig, machine: Machine | None = None) -> 
     return memory_named(kind) if resources.gpus_per_worker and kind else None
 
 
-def refuse_unknown_gpu(resources: ResourcesConfig) -> None:
-    """Check that a job's kind of GPU, if it names one, has figures to plan with.
+def lacks_precision(spec: JobSpec) -> str | None:
+    """Say that a job's kind of GPU lacks the job's precision; ``None`` if it does not, or is not known."""
+    kind, precision = kind_of_gpu(spec.resources), spec.training.precision
+    device = device_named(kind) if spec.resources.gpus_per_worker and kind else None
+    if device is None or device.from_ampere or precision == "fp32":
+        return None
+    return (
+        f"training.precision={precision}: {kind} GPUs have neither bf16 nor flash attention, which NVIDIA's have from "
+        "Ampere on; use fp32, or another resources.accelerator_type such as A10 or A100"
+    )
+
+
+def refuse_unfit_gpu(spec: JobSpec) -> None:
+    """Check that a job's kind of GPU, if it names one, has figures to plan with and computes in its precision.
 
     Raises:
-        ValueError: It has none; names the nearest that do.
+        ValueError: It has none, with the nearest that do; or it does not.
     """
-    kind = kind_of_gpu(resources)
-    if resources.gpus_per_worker and kind is not None and device_named(kind) is None:
+    kind = kind_of_gpu(spec.resources)
+    if spec.resources.gpus_per_worker and kind is not None and device_named(kind) is None:
         raise ValueError(unknown_device(kind))
+    if problem := lacks_precision(spec):
+        raise ValueError(problem)
 
 
 def energy_of(resources: ResourcesConfig, machine: Machine, gpu_hours: float) -> float | None:
@@ -683,7 +697,7 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """Return the machine that a job's workers run on.
 
     If no kind of GPU is named, it is an A100, but of unknown memory; so is one without figures for a gang that runs on
-    it, which plans refuse (``refuse_unknown_gpu``). A node is assumed to have ``NODE_GPUS`` GPUs, each with the network
+    it, which plans refuse (``refuse_unfit_gpu``). A node is assumed to have ``NODE_GPUS`` GPUs, each with the network
     that its kind usually has.
 
     Args:

@@ -32,7 +32,15 @@ from boost_core.architecture import (
 from boost_core.config.base import Config, Frozen, counted
 from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas, tokens_by_part
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
-from boost_core.config.parallelism import TRAITS, Layout, LayoutSizes, ParallelismConfig, cannot_send_latents
+from boost_core.config.parallelism import (
+    MOST_CONTEXT,
+    TRAITS,
+    Layout,
+    LayoutSizes,
+    ParallelismConfig,
+    cannot_send_latents,
+    divisors,
+)
 from boost_core.context.plan import Exchange, Figures
 from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
@@ -44,6 +52,7 @@ from boost_core.plan.machine import (
     Work,
     device_bytes,
     kind_of_gpu,
+    lacks_precision,
     machine_for,
     machine_of,
 )
@@ -81,6 +90,21 @@ def needed_bytes(spec: JobSpec, layout: Layout, machine: Machine | None = None) 
     return _resolved(_Inputs.of(spec, layout, machine))[1]
 
 
+# Fields of ``training`` and ``optimizer`` on which neither memory nor time depends, so jobs that differ in them share a
+# plan. Of ``weight_decay``, it matters whether there is any: weights that decay are in groups of their own.
+_IGNORED = frozenset({
+    "tokens", "steps", "seed", "z_loss", "evaluate_every_steps", "evaluate_at_start", "evaluate_sequences", "sample",
+    "muon", "learning_rate", "betas", "epsilon", "weight_decay", "clip_norm", "schedule", "decay_steps", "warmup_steps",
+    "final_learning_rate_ratio",
+})  # fmt: skip
+
+
+def planned_values(spec: JobSpec) -> tuple[Hashable, ...]:
+    """Return what a job's memory and time depend on in its ``training`` and ``optimizer``."""
+    fields = (*spec.training, *spec.optimizer)
+    return (spec.optimizer.weight_decay > 0, *(value for name, value in fields if name not in _IGNORED))
+
+
 @dataclass(frozen=True)
 class _Inputs:
     """A job at a layout, compared by the parts that affect its memory and time, as others cannot be hashed."""
@@ -97,7 +121,7 @@ class _Inputs:
         on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
         kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
         facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
-        parts = job.model, job.parallelism, job.training, job.optimizer, *facts
+        parts = job.model, job.parallelism, *planned_values(job), *facts
         on = machine or machine_for(job.resources, job.training.precision)
         # Each job has corrections of its own, which say little about modes compared with each other.
         return cls(parts, replace(on, fitted=None), job, layout, device * (1 - SPARE))
@@ -183,12 +207,15 @@ def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> Step:
 def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
     """Explain why none of a job's layouts fits the GPUs it requests, and what to change; ``None`` if one fits.
 
-    Also checks that listed modes match the number of stages of each layout, and that a network could hold its ranks.
+    Also checks that the GPUs have the job's precision, that listed modes match the number of stages of each layout, and
+    that a network could hold its ranks.
 
     Args:
         spec: The job.
         machine: What it runs on; the memory of its nodes' hosts is checked if known. By default it is not checked.
     """
+    if problem := lacks_precision(spec):
+        return problem
     if isinstance(spec.parallelism.recompute, tuple):
         for job in map(spec.at, spec.layouts()):
             if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
@@ -251,12 +278,22 @@ def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Ma
     )
 
 
+def smaller_batches(spec: JobSpec, layout: Layout) -> list[JobSpec]:
+    """Return the job with each smaller size of micro-batches that its layout allows, the largest first."""
+    changed = ({"micro_batch_size": size} for size in divisors(spec.training.micro_batch_size)[-2::-1])
+    jobs = [spec.model_copy(update={"training": spec.training.model_copy(update=each)}) for each in changed]
+    parallelism, on_gpu = spec.parallelism.at(layout), spec.resources.gpus_per_worker
+    return [
+        job for job in jobs if not layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu, True)
+    ]
+
+
 def device_remedies(spec: JobSpec, layout: Layout) -> list[str]:
     """List changes that would reduce a layout's device memory and are not made yet."""
     parallelism, training = spec.parallelism, spec.training
     sizes = f"parallelism.tensor_parallel_size or {'pipeline' if layout.cp == 1 else 'context'}_parallel_size"
     remedies = [f"raise {'elasticity.gpus.max' if spec.leaves_layouts else sizes}"]
-    if training.micro_batch_size > 1:
+    if smaller_batches(spec, layout):
         remedies.append(f"lower training.micro_batch_size={training.micro_batch_size}")
     elif parallelism.split_micro_batch:  # without it, blocks may recompute
         remedies.append("leave parallelism.split_micro_batch out")
@@ -376,6 +413,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         parallelism, on_gpu = spec.parallelism.at(each), spec.resources.gpus_per_worker
         if each != layout and (
             layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
+            or each.cp > MOST_CONTEXT
             or each.world_size > machine.cluster.size
         ):
             continue
@@ -742,8 +780,9 @@ def _planned_shape(
 
 def without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
     """Return how a job whose step takes ``step`` seconds goes on after it has lost a node, if any layout is left."""
-    left = layout.world_size - machine.cluster.levels[0].fan_out
-    most = left // (layout.world_size // layout.dp)
+    size, count = layout.units(job.resources.placement)  # which lie on nodes as a whole
+    left = size * (count - max(1, machine.cluster.levels[0].fan_out // size))
+    most = left // layout.per_replica.world_size
     for replicas in reversed(numbers_of_replicas(job.training, 1, most)):
         smaller = replace(layout, dp=replicas)
         parallelism, on_gpu = job.parallelism.at(smaller), job.resources.gpus_per_worker

@@ -20,10 +20,18 @@ from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout, LayoutSizes
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unknown_gpu
+from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unfit_gpu
 from boost_core.plan.memory import GIB, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import legal_modes
-from boost_core.plan.report import PlannedStep, at, device_remedies, fastest, needed_bytes, too_large_for_hosts
+from boost_core.plan.report import (
+    PlannedStep,
+    at,
+    device_remedies,
+    fastest,
+    needed_bytes,
+    smaller_batches,
+    too_large_for_hosts,
+)
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step
 from boost_core.terminal import rounded
@@ -40,17 +48,12 @@ def out_of_memory(spec: JobSpec, requested: int, allocated: int, reserved: int, 
         free: Bytes that nobody had.
         total: Bytes of the GPU.
     """
-    layout, training = Layout.of(spec.parallelism), spec.training
+    layout = Layout.of(spec.parallelism)
     planned = rank_memory(spec, layout).total
     # A plan that was too low is too low for the alternatives, too.
     limit, factor = free + reserved, max(1.0, (allocated + requested) / planned)
-    size = training.micro_batch_size
     smaller = {
-        f"training.micro_batch_size={each}": spec.model_copy(
-            update={"training": training.model_copy(update={"micro_batch_size": each})}
-        )
-        for each in range(size - 1, 0, -1)
-        if size % each == 0
+        f"training.micro_batch_size={job.training.micro_batch_size}": job for job in smaller_batches(spec, layout)
     }
     leaner = {
         f"parallelism.recompute={mode}": spec.with_parallelism(recompute=mode)
@@ -75,16 +78,8 @@ def out_of_memory(spec: JobSpec, requested: int, allocated: int, reserved: int, 
 
 # Which of a job's layouts fit on the available nodes, and which of those is best.
 #
-# A node is just a number here: the ranks that it could take now. A tensor parallel group always stays on one node; so
-# does a whole replica under ``placement: STRICT_PACK``. ``PACK`` and ``SPREAD`` are preferences and only decide which
-# nodes are taken first.
-
-
-def units(layout: Layout, placement: str = "PACK") -> tuple[int, int]:
-    """Return the number of ranks that share a node, and the number of such groups. Arguments as in ``fits``."""
-    if placement == "STRICT_PACK":
-        return layout.per_replica.world_size, layout.dp
-    return layout.tp, layout.world_size // layout.tp
+# A node is just a number here: the ranks that it could take now. What stays on one node is ``Layout.units``.
+# ``PACK`` and ``SPREAD`` are preferences and only decide which nodes are taken first.
 
 
 def fits(layout: Layout, slots: Iterable[int], placement: str = "PACK") -> bool:
@@ -95,13 +90,13 @@ def fits(layout: Layout, slots: Iterable[int], placement: str = "PACK") -> bool:
         slots: Ranks that each node can take.
         placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``, as in ``resources.placement``.
     """
-    size, count = units(layout, placement)
+    size, count = layout.units(placement)
     return sum(slot // size for slot in slots) >= count
 
 
 def place(layout: Layout, slots: Sequence[int], placement: str = "PACK") -> list[int] | None:
     """Return the number of ranks on each node; ``None`` if they do not fit. Arguments as in ``fits``."""
-    size, count = units(layout, placement)
+    size, count = layout.units(placement)
     room = [slot // size for slot in slots]
     if sum(room) < count:
         return None
@@ -124,7 +119,7 @@ def place(layout: Layout, slots: Sequence[int], placement: str = "PACK") -> list
 
 def own_slots(layout: Layout, placement: str = "PACK") -> list[int]:
     """Return the slots that a gang certainly has, knowing only its layout: one group per node."""
-    size, count = units(layout, placement)
+    size, count = layout.units(placement)
     return [size] * count
 
 
@@ -152,8 +147,8 @@ def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | Non
     """Explain why none of a job's layouts fits, by what the one that needs least of a single node lacks."""
     placement = spec.resources.placement
     layouts = list(spec.layouts() if allowed is None else allowed)
-    layout = min(layouts, key=lambda layout: (units(layout, placement)[0], layout.world_size))
-    size, count = units(layout, placement)
+    layout = min(layouts, key=lambda layout: (layout.units(placement)[0], layout.world_size))
+    size, count = layout.units(placement)
     ranks, largest = "GPUs" if spec.resources.gpus_per_worker else "workers", max(slots, default=0)
     if largest < size:
         whole = f"a replica of {layout.replica_text}" if size > layout.tp else f"tp {size}"
@@ -224,7 +219,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     gpus = spec.elasticity.gpus if spec.elasticity else None
     if gpus is None:
         raise ValueError("the job lists its layouts; they are only chosen with layouts=auto")
-    refuse_unknown_gpu(spec.resources)
+    refuse_unfit_gpu(spec)
     device, machine = device_bytes(spec.resources), basis.machine(spec)
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(
@@ -304,7 +299,7 @@ def _layouts_in_range(spec: JobSpec, gpus: GpuRange, machine: Machine) -> Iterat
         for pipeline in range(1, min(_MOST_PIPELINE, spec.model.num_hidden_layers, gpus.max // tensor) + 1):
             for replicas in numbers:
                 layout = Layout(tensor, pipeline, replicas)
-                whole = units(layout, spec.resources.placement)[0] <= node
+                whole = layout.units(spec.resources.placement)[0] <= node
                 if not whole or not gpus.min <= layout.world_size <= gpus.max:
                     continue
                 parallelism, on_gpu = spec.parallelism.at(layout), spec.resources.gpus_per_worker
@@ -324,9 +319,9 @@ def _selected(spec: JobSpec, fitting: Sequence[Choice]) -> list[Choice]:
     for gain in _GAINS:
         selected: list[Choice] = []
         for choice in candidates:
-            unit = units(choice.layout, placement)[0]
+            unit = choice.layout.units(placement)[0]
             # Those that fit on all nodes on which it fits; they need no more ranks.
-            rivals = [other for other in selected if unit % units(other.layout, placement)[0] == 0]
+            rivals = [other for other in selected if unit % other.layout.units(placement)[0] == 0]
             if all(choice.seconds.total * (1 + gain) < other.seconds.total for other in rivals):
                 selected.append(choice)
         if len(selected) <= MOST_LAYOUTS:
@@ -343,7 +338,7 @@ def _reasons(
     yield f"most of its step is {largest_part(choice)}"
     others = (other for other in fitting if other.layout.world_size <= ranks and other.layout != layout)
     if other := next(others, None):
-        own, its = (units(each, spec.resources.placement)[0] for each in (layout, other.layout))
+        own, its = (each.units(spec.resources.placement)[0] for each in (layout, other.layout))
         if _speed_order(other) < _speed_order(choice):
             yield f"{other.layout} is faster, but needs {its} free GPUs on one node at a time, not {own}"
         else:

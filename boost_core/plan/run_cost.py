@@ -32,7 +32,7 @@ from boost_core.hardware import BYTES
 from boost_core.plan.machine import Machine, energy_of
 from boost_core.plan.memory import RankMemory, state_copies
 from boost_core.plan.throughput import StepSeconds
-from boost_core.terminal import duration_in_words, rounded
+from boost_core.terminal import duration_in_words, rounded, size_in_words
 
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
 GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
@@ -242,11 +242,6 @@ def _best_interval(stall: float, between: float) -> float:
     return sqrt(2 * stall * between) * (1 + sqrt(ratio) / 3 + ratio / 9) - stall
 
 
-def _in_bytes(size: int) -> str:
-    unit, name = next((each for each in ((1e12, "TB"), (1e9, "GB")) if size >= each[0]), (1e6, "MB"))
-    return f"{rounded(size / unit)} {name}"
-
-
 def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assumed: bool) -> Iterator[str]:
     """A run as sentences; ``assumed``: whether the store's rate is."""
     on_gpu = job.resources.gpus_per_worker > 0
@@ -256,7 +251,7 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     if run.price is not None and on_gpu:
         amounts.append(f"{rounded(run.price)} at {rounded(run.price / run.gpu_hours)} a GPU-hour")
     if run.kilowatt_hours is not None:
-        amounts.append(f"at most {rounded(run.kilowatt_hours)} kWh")
+        amounts.append(f"at most {rounded(max(run.kilowatt_hours, 1e-4))} kWh")
     yield f"all steps: {', '.join(amounts)}"
 
     checkpoint, goodput = run.checkpoint, run.goodput
@@ -268,7 +263,7 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     apart, written = duration_in_words(checkpoint.interval_seconds), duration_in_words(checkpoint.write_seconds)
     only = ", longer than the job, so at its end alone" if job.checkpoint.every_steps > steps else ""
     yield (
-        f"checkpoints: {_in_bytes(checkpoint.bytes)} every {every} ({apart}{only}), written in {written} at {rate} "
+        f"checkpoints: {size_in_words(checkpoint.bytes)} every {every} ({apart}{only}), written in {written} at {rate} "
         f"while training goes on; {waits} for it"
     )
     best, practical = checkpoint.best_every_steps, checkpoint.practical_every_steps
@@ -284,9 +279,8 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         if practical > best:
             advice += f"; every {practical:,} steps ({duration_in_words(practical * step)}) is practical"
         number = ceil(steps / practical)
-        advice += (
-            f"; {min(number, keep or number):,} then fill {_in_bytes(min(number, keep or number) * checkpoint.bytes)}"
-        )
+        number = min(number, keep or number)
+        advice += f"; {number:,} then fill {size_in_words(number * checkpoint.bytes)}"
         if keep is None:
             advice += ", as checkpoint.keep_last is unset and all are kept"
     yield (

@@ -15,8 +15,9 @@ pipelines that some cut may make faster than the best so far (``throughput.Step.
 the most promising, and more for the best of these. The more blocks and stages there are, the fewer pipelines are tried,
 as cuts take longer.
 
-Tensor parallel groups stay on a node. Choices fit according to ``memory.rank_memory``, with 4 % of the device to spare
-for what that does not count. The model, the batch, the precision and the strategy are those of the job.
+Tensor parallel groups stay on a node, and so do replicas under ``placement: STRICT_PACK``. Choices fit according to
+``memory.rank_memory``, with 4 % of the device to spare for what that does not count. The model, the batch, the
+precision and the strategy are those of the job.
 """
 
 import time
@@ -45,7 +46,7 @@ from boost_core.plan.machine import (
     MeasuredProfile,
     NetworkConfig,
     device_bytes,
-    refuse_unknown_gpu,
+    refuse_unfit_gpu,
 )
 from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
@@ -69,7 +70,7 @@ from boost_core.terminal import rounded
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
 _FEWEST_TOKENS = 4096  # of a sequence on each context parallel rank
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
-_MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+_MOST_SEQUENCES = 32  # of a micro-batch, unless the job's own has more
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
 _MOST_EFFORT = 30_000  # limit for further cuts; a pipeline takes about the square of its stages times its blocks
@@ -165,7 +166,8 @@ def search(
     """Search for the best ways to train a job.
 
     Args:
-        spec: The job; its own sizes, micro-batch, schedule, ZeRO stage and recomputation do not matter.
+        spec: The job; its own sizes, schedule, ZeRO stage and recomputation do not matter, and its micro-batch is only
+            one more to try.
         gpus: Most GPUs to use.
         machine: The machine that they form.
         device_bytes: Memory of each GPU.
@@ -220,8 +222,9 @@ class _Search:
         lean: bool = False,
     ) -> None:  # fmt: skip
         # Halves of one sequence recompute nothing, so that two sequences may need less.
-        leanest = 2 if spec.parallelism.split_micro_batch else 1
-        self._micro_batches = _MICRO_BATCHES[:leanest] if lean else _MICRO_BATCHES
+        leanest, own = 2 if spec.parallelism.split_micro_batch else 1, spec.training.micro_batch_size
+        legal = [each for each in divisors(spec.training.common_batch) if each <= _MOST_SEQUENCES or each == own]
+        self._micro_batches = legal[:leanest] if lean else legal
         self._schedules = _SCHEDULES[:1] if lean else _SCHEDULES
         self._spec, self._gpus, self._machine, self._near = spec, gpus, machine, near
         self._limit, self._top, self._order = limit, top, order
@@ -263,7 +266,10 @@ class _Search:
             if effort < _MOST_EFFORT and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
                 self._record(shape, cuts.best())
-        choices = [self._choice(job, step, memory) for _, job, step, memory in self._fastest.values()]
+        most = self._slowest_returned() * (1 + 1e-9)  # simulated and replayed seconds are sums in different orders
+        choices = [
+            self._choice(job, step, memory) for took, job, step, memory in self._fastest.values() if took <= most
+        ]
         choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
         fastest, misfit = choices[0].seconds.total if choices else inf, None
         for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
@@ -307,8 +313,6 @@ class _Search:
         batch = training.common_batch
         tensors = [size for size in range(1, min(node, gpus) + 1) if spec.model.hidden_size % size == 0]
         for tensor, micro_batch in product(tensors, self._micro_batches):
-            if batch % micro_batch:
-                continue
             # Numbers of replicas over which the micro-batches split, largest first.
             numbers = divisors(batch // micro_batch)[::-1]
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
@@ -347,9 +351,9 @@ class _Search:
         if layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu):
             return
         node, *outer = (level.fan_out for level in self._machine.cluster.levels)
-        tp, nodes = job.parallelism.tensor_parallel_size, min(prod(outer), -(-self._gpus // node))
-        if outer and job.parallelism.world_size // tp > node // tp * nodes:
-            return  # tensor parallel groups share a node, and as many have no place
+        size, units = Layout.of(job.parallelism).units(job.resources.placement)
+        if units > node // size * min(prod(outer), -(-self._gpus // node)):
+            return  # as many that share a node have no place
         if shape in self._hopeless:
             if self._offloads and shape.optimizer_offload < 1:
                 self._look_at(replace(shape, optimizer_offload=1.0), replicas)
@@ -461,11 +465,27 @@ def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
 NEAR_TIE = 0.05  # of a step: layouts that are closer cannot be told apart, by the errors for published runs
 
 
-def simplest_first(choices: Sequence[Choice]) -> Sequence[Choice]:
-    """Move the simplest of the choices that are about as fast as the fastest to the front.
+def search_as_reported(
+    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, top: int = 1, order: Sequence[str] = ORDER
+) -> SearchResult:
+    """Search, with the choice that a report shows first in front, and all that are about as fast as the fastest.
 
-    Simple is what does without, in this order: the host, stages, a schedule of several stages and a cut of its own,
-    several modes of recomputation, context and tensor parallel ranks.
+    Arguments as for ``search``.
+    """
+    result = search(spec, gpus, machine, device_bytes, top, order, NEAR_TIE)
+    return replace(result, choices=simplest_first(result.choices, Layout.of(spec.parallelism)))
+
+
+def simplest_first(choices: Sequence[Choice], own: Layout) -> Sequence[Choice]:
+    """Move the best of the choices that are about as fast as the fastest to the front.
+
+    That is the one with the fewest GPUs; then with replicas as in the job's ``own`` layout; then the simplest. Simple
+    is what does without, in this order: the host, stages, a schedule of several stages and a cut of its own, several
+    modes of recomputation, context and tensor parallel ranks.
+
+    Args:
+        choices: The choices, fastest first.
+        own: The job's own layout.
     """
     near = [each for each in choices if each.seconds.total <= choices[0].seconds.total * (1 + NEAR_TIE)]
 
@@ -475,12 +495,13 @@ def simplest_first(choices: Sequence[Choice]) -> Sequence[Choice]:
         on_host = parallelism.keeps_on_host or parallelism.optimizer_offload > 0
         own_cut = parallelism.pipeline_layers_per_stage is not None
         stages = choice.layout.pp if choice.layout.pp == 1 else parallelism.stages
-        return on_host, stages, own_cut, len(modes), choice.layout.cp, choice.layout.tp
+        simple = on_host, stages, own_cut, len(modes), choice.layout.cp, choice.layout.tp
+        return choice.layout.world_size, choice.layout.per_replica != own.per_replica, *simple
 
     if not near:
         return choices
-    simplest = min(near, key=effort)
-    return [simplest, *(each for each in choices if each is not simplest)]
+    first = min(near, key=effort)
+    return [first, *(each for each in choices if each is not first)]
 
 
 def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iterator[str]:
@@ -542,19 +563,22 @@ def longer(other: Choice, first: Choice) -> str:
     name = max(more, key=lambda name: more[name])
     ratio = other.seconds.total / first.seconds.total - 1
     if ratio < 0:
-        return f"{-ratio:.1%} less, within what predictions can tell apart, and is less simple"
+        larger = other.layout.world_size > first.layout.world_size
+        costs = "needs more GPUs" if larger else "is less simple, or not the job's own layout"
+        return f"{-ratio:.1%} less, too little for predictions to tell apart, and {costs}"
     return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if more[name] > 0 else "as long"
 
 
-def sensitivities(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float) -> Iterator[str]:
+def sensitivities(
+    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, first: Choice | None
+) -> Iterator[str]:
     """List the inputs that, changed by the share ``_CHANGE``, would change the first choice, and to what."""
-    first = search(spec, gpus, machine, device_bytes, 1).choices
     ways = (_scaled(machine, device_bytes, 1 + sign * _CHANGE) for sign in (-1, 1))
     for both in zip(*ways, strict=True):
         for sign, (name, scaled, memory) in zip((-1, 1), both, strict=True):
-            other = search(spec, gpus, scaled, memory, 1).choices
-            if [*map(str, other)] != [*map(str, first)]:
-                yield f"with {name} {sign * _CHANGE:+.0%}: {other[0] if other else 'nothing would fit'}"
+            other = next(iter(search_as_reported(spec, gpus, scaled, memory).choices), None)
+            if str(other) != str(first):
+                yield f"with {name} {sign * _CHANGE:+.0%}: {other or 'nothing would fit'}"
 
 
 def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tuple[str, Machine, float]]:
@@ -579,15 +603,16 @@ def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tu
         yield "the size of hosts' memory", replace(machine, node_memory_bytes=hosts), device_bytes
 
 
-def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float) -> Iterator[str]:
+def other_orders(
+    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, first: Choice | None
+) -> Iterator[str]:
     """Say what other orders of ranks over the network's levels would gain, though gangs do not support them.
 
     Tensor parallel ranks stay innermost, and context parallel ones next to them.
     """
-    first = search(spec, gpus, machine, device_bytes, 1).choices
     for order in _OTHER_ORDERS:
-        for other in search(spec, gpus, machine, device_bytes, 1, order).choices:
-            if first and (gain := 1 - other.seconds.total / first[0].seconds.total) >= _WORTH_SAYING:
+        for other in search_as_reported(spec, gpus, machine, device_bytes, order=order).choices[:1]:
+            if first and (gain := 1 - other.seconds.total / first.seconds.total) >= _WORTH_SAYING:
                 yield (
                     f"with ranks in the order {', '.join(order)}, which gangs do not support: {other}, "
                     f"{rounded(other.seconds.total)} s, {gain:.1%} less"
@@ -641,7 +666,7 @@ class PlanSearch(Config):
             ValueError: The profile is of another precision, or nothing is known of the job's kind of GPU.
         """
         if self.profile is None and (self.cluster is None or self.cluster.device is None):
-            refuse_unknown_gpu(spec.resources)
+            refuse_unfit_gpu(spec)
         if self.cluster is not None:
             return self.cluster.machine(spec, self.profile).joined_at(self.network_gigabits)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
@@ -662,8 +687,8 @@ class SearchReport(Config):
     """The best ways to train a job on some GPUs."""
 
     choices: tuple[PlannedChoice, ...] = Field(
-        description="The best choices, fastest first, but for the simplest of those that "
-        "are about as fast, which is the first; empty if nothing fits."
+        description="The best choices, fastest first, but for the first: of those that are about as fast, it has the "
+        "fewest GPUs, the job's own layout, or is the simplest; empty if nothing fits."
     )
     parameters: int = 0
     tokens_per_step: int = 0
@@ -709,12 +734,13 @@ def search_report(
     machine = replace(request.machine(spec), fitted=fitted)
     device = device_bytes(spec.resources, machine)
     limit = inf if device is None else device
-    result = search(spec, request.gpus, machine, limit, request.top, near=NEAR_TIE)
-    result = replace(result, choices=simplest_first(result.choices)[: request.top])
+    result = search_as_reported(spec, request.gpus, machine, limit, request.top)
+    fastest = min(result.choices, key=lambda choice: choice.seconds.total, default=None)
+    result = replace(result, choices=result.choices[: request.top])
     first = result.choices[0] if result.choices else None
     tokens = spec.training.global_batch_size * spec.training.sequence_length
     why = [*reasons(result, limit, machine)]
-    if first is None:
+    if first is None or fastest is None:
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
     elif (used := first.layout.world_size) < request.gpus:
         batch, replica = spec.training.common_batch, used // first.layout.dp
@@ -724,11 +750,15 @@ def search_report(
         numbers, most = divisors(batch), request.gpus // replica
         fewer = sum(number <= request.gpus for number in numbers)
         among = f"among {', '.join(f'{number:,}' for number in numbers[max(fewer - 3, 0) : fewer + 1])}"
-        if batch % most:
-            reason = f"{sequences} do not divide among {most:,} replicas, but {among}"
+        each = f"here of {counted(replica, 'GPU')} each"
+        if (more := fastest.layout.world_size) > used:
+            less = 1 - fastest.seconds.total / first.seconds.total
+            reason = f"with {more:,} a step takes {less:.1%} less, too little for predictions to tell apart"
+        elif batch % most:
+            reason = f"{sequences} do not divide among {most:,} replicas, but {among}, {each}"
         else:
-            reason = f"layouts with more take longer; {sequences} divide {among} replicas"
-        why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}, here of {counted(replica, 'GPU')} each")
+            reason = f"layouts with more take longer; {sequences} divide {among} replicas, {each}"
+        why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
     why += [f"device: {machine.profile.description}", network_in_words(machine)]
     why += published_in_words(spec)
     if spec.resources.gpus_per_worker and device is None:
@@ -763,8 +793,8 @@ def search_report(
         context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
         why=tuple(why),
-        would_change=tuple(sensitivities(spec, request.gpus, machine, limit)) if request.explain else (),
-        other_orders=tuple(other_orders(spec, request.gpus, machine, limit)) if request.explain else (),
+        would_change=tuple(sensitivities(spec, request.gpus, machine, limit, first)) if request.explain else (),
+        other_orders=tuple(other_orders(spec, request.gpus, machine, limit, first)) if request.explain else (),
     )
 
 

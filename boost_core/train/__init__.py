@@ -1,7 +1,6 @@
 """The trainer: state, step and loop."""
 
 from boost_core.checkpoint.peer_memory import SnapshotStore, StateLost
-from boost_core.kernels.launch import lacks_compiler
 from boost_core.parallel.communicator import StepParts, Totals
 from boost_core.train.checkpoint_manager import LastSaveFailed
 from boost_core.train.loop import train
@@ -18,7 +17,6 @@ __all__ = [
     "StepProfiler",
     "StepTimes",
     "Totals",
-    "lacks_compiler",
     "release_broken_step",
     "train",
 ]

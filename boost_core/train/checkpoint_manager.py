@@ -340,7 +340,7 @@ class CheckpointManager:
         step = self._state.step
         while not self.saver.ends_within(WAIT_SECONDS):
             membership, failure = self._membership, self.saver.failure
-            membership.while_saving(failure and self._in_words(step, failure))
+            membership.goes_on(failure and self._in_words(step, failure))
             self._report_failing_store()
             if membership.halt.is_set() and not membership.store.is_set():  # ``store`` would write this very checkpoint
                 self.saver.make_way()
@@ -414,7 +414,7 @@ class CheckpointManager:
         if wait:
             self.saver.make_way()
         while wait and time.monotonic() < until and not self.saver.ends_within(WAIT_SECONDS):
-            self._membership.while_saving("")
+            self._membership.goes_on("")
         outcome = self.saver.outcome(wait)
         if outcome is not None:
             self._due.stored(outcome.stored_step)

@@ -192,13 +192,14 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
     Args:
         state: The model.
         on: The set.
-        refuse_aborted: Called once the sums are there, before they are used.
+        refuse_aborted: Called before each batch, and once the sums are there, before they are used.
     """
     replicas = state.process_groups.replicas
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
     # No replica's part has more: batches of one size, without padding a small set to a whole micro-batch.
     size = min(state.spec.training.micro_batch_size, max(1, -(-len(on.windows) // replicas.size)))
     for sequences in on.batches(size, replicas.rank, replicas.size):
+        refuse_aborted()
         # A smaller batch would have kernels and plans of its own made (cuDNN's, Triton's) and be waited for.
         missing = size - len(sequences)
         losses_T, counts_T = losses(state, np.concatenate([sequences, np.repeat(sequences[:1], missing, axis=0)]))
@@ -341,7 +342,11 @@ class _StateKeeper:
         self.checkpoints = CheckpointManager(state, self._folder, membership, reporter)
 
     def resume(self) -> None:
-        """Load the state to continue from, if any, and report where training starts."""
+        """Load the state to continue from, if any, and report where training starts.
+
+        Raises:
+            ValueError: It is past the job's last step.
+        """
         state, memory, started = self._state, self._membership.recovery, time.perf_counter()
         known = len(state.spec.steered)
         source: str | None = None
@@ -352,6 +357,11 @@ class _StateKeeper:
         else:
             folder = self._folder
             step = load_newest(partial(state.load, folder), folder)
+            if step is not None and state.step > (steps := state.spec.training.steps):
+                raise ValueError(
+                    f"the checkpoint at {folder.step_url(step)} is past training.steps={steps}; set training.steps to "
+                    f"{step} or more, or use another checkpoint folder"
+                )
             origin = Origin.of(state.spec.checkpoint) if step is None else None
             if origin is not None:
                 folder = origin.folder
@@ -549,13 +559,11 @@ class _Run(_StateKeeper):
     def evaluate(self) -> None:
         """Evaluate on validation text and report the result."""
         started = time.perf_counter()
-        result = evaluate(self._state, self._validation, self._membership.refuse_aborted)
+        result = evaluate(self._state, self._validation, self._go_on)
         sets = []
         for name, on in self._named.items():
-            of_set = evaluate(self._state, on, self._membership.refuse_aborted)
+            of_set = evaluate(self._state, on, self._go_on)
             sets.append(NamedLoss(name=name, **of_set.model_dump()))
-            if self._reporter:  # so that several large sets are not mistaken for a hanging gang
-                logger.info("validated on %s", name)
         self._membership.refuse_aborted()
         if self._reporter:
             if self._unigram_entropy is None:
@@ -619,8 +627,14 @@ class _Run(_StateKeeper):
     def sample(self) -> None:
         """Generate text from the job's prompts, if due, and report it."""
         step, started = self._state.step, time.perf_counter()
-        if samples := self._prompts.take(self._state, self._membership.refuse_aborted):
+        if samples := self._prompts.take(self._state, self._go_on):
             self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
+
+    def _go_on(self) -> None:
+        """Refuse aborted collectives, and say that what takes long, an evaluation or samples, goes on."""
+        self._membership.refuse_aborted()
+        if self._reporter:
+            self._membership.goes_on("")
 
 
 def _prompts_or_problem(spec: JobSpec) -> tuple[Prompts | None, str | None]:

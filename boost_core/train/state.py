@@ -382,8 +382,9 @@ class Membership:
         before_copy: Called before a copy of the state is kept anywhere; from a thread.
         after_copy: Called with each step whose state is held twice for every rank; from a thread.
         before_save: Called before a checkpoint is written; an exception counts as the store's refusal.
-        while_saving: Called repeatedly while a checkpoint is waited for, with the store's error if it is the last one;
-            empty as long as it has not failed.
+        goes_on: Called repeatedly while something other than steps takes long, which is no hang: by the first rank
+            while all evaluate or sample, by each that waits for a checkpoint, with the store's error if it is the last
+            one; empty as long as it has not failed.
         waited_seconds: How long previous gangs have waited for the store to take the last checkpoint.
         steers: Changes of values to make, by number. Each is made once all ranks have it.
     """
@@ -400,7 +401,7 @@ class Membership:
     before_copy: Callable[[], None] = lambda: None
     after_copy: Callable[[int], None] = lambda _: None
     before_save: Callable[[], None] = lambda: None
-    while_saving: Callable[[str], None] = lambda _: None
+    goes_on: Callable[[str], None] = lambda _: None
     waited_seconds: float = 0.0
     steers: dict[int, Steer] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from boost_core.config.base import counted
 from service.accounts.tables import QueueRow, TenantRow
 from service.jobs.model import JobRecord
 from service.jobs.store import JobStore
+from service.jobs.sweeps import SweepStore
 from service.jobs.tables import JobRow
 from service.models.access import Tenant
 from service.models.cluster import DEFAULT_QUEUE, Queue
@@ -117,7 +118,7 @@ class QuotaStore:
 
         Raises:
             QueueNotFound: There is no queue of this name.
-            QueueInUse: It is the default queue, or has active jobs.
+            QueueInUse: It is the default queue, has active jobs, or a sweep that has not ended names it.
         """
         with Session(self.store.engine) as session, session.begin():
             row = session.get(QueueRow, name)
@@ -130,6 +131,8 @@ class QuotaStore:
             jobs = [job.id for job in self.store.active() if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {counted(len(jobs), 'active job')}, such as {jobs[0]}")
+            if sweep := SweepStore(self.store).that_needs({name}, "queue"):
+                raise QueueInUse(f"the queue {name!r} is in use by the sweep {sweep.id}; stop it first")
 
     def tenants(self) -> list[Tenant]:
         """Return all tenants that have jobs or limits, by name, with what their jobs hold."""

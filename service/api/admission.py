@@ -1,6 +1,7 @@
 """Checks of a job on submission that go beyond the legality of its spec."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -117,17 +118,29 @@ async def admitted(
     what = f"data: {named or 'the standard library'}"
     await context.stores.run(tenant, what, partial(_refuse_unfit, job, context, tenant))
 
-    if (origin := job.spec.checkpoint.origin) is not None:
-        field, url = f"checkpoint.{origin[0]}", origin[1]
-
-        def refuse_checkpoint() -> None:
-            with _refusals(field):
-                refuse_unfit_origin(job.spec, giving_up_soon(storage_options(job.spec, context, tenant)))
-                if pins:
-                    _pin_origin(url, context, tenant)
-
-        await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
+    await if_origin_fits(job.spec, context, tenant, pins)
     return await run_in_threadpool(then, job)
+
+
+async def if_origin_fits(spec: JobSpec, context: Context, tenant: str, pins: bool) -> None:
+    """Check the checkpoint that a job is to start from, if it names one; the arguments are those of ``admitted``.
+
+    Raises:
+        InvalidJob: The job could not start from it; names the field at fault.
+        StoreUnavailable: Its store does not respond.
+    """
+    if spec.checkpoint.origin is None:
+        return
+    field, url = f"checkpoint.{spec.checkpoint.origin[0]}", spec.checkpoint.origin[1]
+
+    def refuse_checkpoint() -> None:
+        with _refusals(field):
+            options = giving_up_soon(storage_options(spec, context, tenant))
+            refuse_unfit_origin(spec, options, time.monotonic() + context.settings.store_seconds)
+            if pins:
+                _pin_origin(url, context, tenant)
+
+    await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
 
 
 def record_job(
@@ -189,18 +202,19 @@ def conditions_of(job: JobSpec, context: Context, tenant: str, requested: RunCon
     )
 
 
-def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: Context, tenant: str) -> Plan:
+async def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: Context, tenant: str) -> Plan:
     """Plan a job, and note how often it reads the tenant's datasets that it names.
 
     Raises:
         InvalidJob: It has no plan: a layout has more ranks than any known network, or other stages than are listed.
+        RateLimited: Too many plans of the tenant wait to be made.
     """
     try:
-        made = plan(job, machine, conditions)
+        made = await context.plans.run(tenant, partial(plan, job, machine, conditions))
     except ValueError as error:
         raise InvalidJob([FieldError(field="parallelism", message=str(error))]) from error
     shares = [(job.data.dataset, 1.0), *((each.dataset, each.weight) for each in job.data.mixture)]
-    known = context.datasets.some({name for name, _ in shares if name is not None}, tenant)
+    known = await run_in_threadpool(context.datasets.some, {name for name, _ in shares if name is not None}, tenant)
     whole = sum(weight for _, weight in job.data.sources)
     notes = [*made.notes, *filter(None, [unused_replicas(job)])]
     for name, weight in shares:

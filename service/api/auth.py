@@ -16,8 +16,8 @@ from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import unquote
 
+from anyio import to_thread
 from fastapi import Depends, HTTPException, Request
-from fastapi.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
@@ -184,7 +184,9 @@ class Gate:
         if presented is None:
             self.limits.addresses.count(network_of(address))
             raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
-        principal = self.keys.recall(presented) or await run_in_threadpool(self.keys.verify, presented)
+        principal = self.keys.recall(presented) or await to_thread.run_sync(
+            self.keys.verify, presented, limiter=self.limits.key_threads
+        )
         if principal is None:
             self.limits.failures.count(network_of(address))
             raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")

@@ -14,7 +14,7 @@ from service.accounts.keys import KeyStore, Principal
 from service.accounts.tenants_and_queues import QuotaStore
 from service.api.auth import Reader
 from service.api.event_streams import Feeds
-from service.api.limits import SLOW_THREADS, RateLimits, ShortReads, StoreAccess
+from service.api.limits import SLOW_THREADS, PlanThreads, RateLimits, ShortReads, StoreAccess
 from service.api.searches import Searches
 from service.jobs.datasets import DatasetStore
 from service.jobs.downsampled_curves import CurveCache
@@ -44,6 +44,7 @@ class Context:
         curves: Downsampled curves of its jobs.
         slow_threads: The threads in which requests that may take a minute read the record, by tenant.
         scrape_threads: The same for those that take a moment, ``/metrics`` among them.
+        plans: The threads in which plans are made, and trials checked.
         outlook: Returns whether jobs are being scheduled, and what is not known of them.
         datasets: Datasets that jobs may name.
         sweeps: Sweeps.
@@ -71,6 +72,7 @@ class Context:
         self.curves = CurveCache(store.engine)
         self.slow_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
         self.scrape_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
+        self.plans = PlanThreads()
         self.datasets = DatasetStore(store)
         self.sweeps, self.studies = SweepStore(store), Studies(store.engine)
         self.quotas = QuotaStore(store)

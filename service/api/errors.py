@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.tenants_and_queues import QueueInUse, QueueNotFound
 from service.api.middleware import ENDLESS
-from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
+from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_KEYLESS_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import UNKNOWN_FAULT, fault_of
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
 from service.jobs.model import IdempotencyKeyReused, TooManyJobs
@@ -78,7 +78,7 @@ class InvalidJob(ValueError):
     @classmethod
     def of(cls, error: ValidationError, model: type[BaseModel]) -> Self:
         """Convert pydantic's errors in a job or another model."""
-        faults = error.errors()
+        faults = error.errors(include_url=False)
         return cls(job_errors(faults[:_MOST_FAULTS], model), max(0, len(faults) - _MOST_FAULTS))
 
 
@@ -238,7 +238,10 @@ _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
     414: ("target-too-long", f"the path and the query are longer than {MOST_TARGET_BYTES} bytes; shorten them"),
     431: ("headers-too-large", f"the headers are larger than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones"),
     500: ("internal-error", "the service failed on this request; its log says why"),
-    413: ("body-too-large", f"the body is larger than {MOST_BODY_BYTES} bytes; send less"),
+    413: (
+        "body-too-large",
+        f"the body is larger than {MOST_BODY_BYTES} bytes, or than {MOST_KEYLESS_BYTES} without a key; send less",
+    ),
 }
 
 

@@ -33,6 +33,10 @@ WINDOW_SECONDS = 10  # a burst may use up the allowance of this many seconds
 THREADS_PER_TENANT = 4  # that wait for stores
 THREADS = 64
 SLOW_THREADS = 2  # of a tenant, for requests that read much of the record
+PLANS_WAITING = 16  # of a tenant, beside the one being made
+_PLANS = 4  # being made at a time, by all tenants
+_PLAN_RETRY_SECONDS = 5
+_KEY_THREADS = 8
 
 _MOST_COUNTED = 5_000  # addresses, which bounds the memory
 _STREAM_RETRY_SECONDS = 5
@@ -85,6 +89,7 @@ class RateLimits:
         keys: Requests that came with a key, by its id.
         addresses: Requests that came without a key, by network.
         failures: Requests that came with a wrong key, by network. Those from there with a valid key are still admitted.
+        key_threads: Threads in which keys are looked up, so that a request is admitted whatever others wait for.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -93,6 +98,7 @@ class RateLimits:
         self.keys = Window(*often, f"this key has sent more than {rate} requests a second")
         self.addresses = Window(*often, f"this address has sent more than {rate} requests a second without a key")
         self.failures = Window(failures, 60, f"this address has sent more than {failures} wrong keys in a minute")
+        self.key_threads = anyio.CapacityLimiter(_KEY_THREADS)
         self._most_streams = settings.streams_per_key
         self._streams: Counter[str] = Counter()
 
@@ -126,6 +132,29 @@ def network_of(address: str | None) -> str:
     except ValueError:
         return "unknown"
     return str(sender) if sender.version == 4 else str(ipaddress.ip_network((sender, 64), strict=False))
+
+
+class PlanThreads:
+    """Threads that make plans and check trials, which takes seconds of a core. Used from the server's event loop only.
+
+    A tenant has one at a time, and no other requests wait for these threads.
+    """
+
+    def __init__(self) -> None:
+        self._all = anyio.CapacityLimiter(_PLANS)
+        self._of_tenant: dict[str, anyio.CapacityLimiter] = defaultdict(partial(anyio.CapacityLimiter, 1))
+
+    async def run(self, tenant: str, make: Callable[[], T]) -> T:
+        """Return what a function makes when its tenant's turn comes.
+
+        Raises:
+            RateLimited: Too many requests of the tenant wait for theirs.
+        """
+        own = self._of_tenant[tenant]
+        if own.statistics().tasks_waiting >= PLANS_WAITING:
+            raise RateLimited(f"{PLANS_WAITING} plans or sweeps of this tenant are waiting", _PLAN_RETRY_SECONDS)
+        async with own:
+            return await anyio.to_thread.run_sync(make, limiter=self._all)
 
 
 class ShortReads:

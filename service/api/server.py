@@ -137,7 +137,7 @@ class Listener(socket.socket):
             why = f"refused, because their address had {self._most_of_one} open"
         if why is not None:
             self._notes[why] += 1
-            with connection:
+            with connection, suppress(OSError):  # it may have been reset
                 connection.setblocking(False)
                 if not self._encrypted:
                     connection.send(_TOO_MANY)

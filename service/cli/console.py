@@ -5,7 +5,6 @@ failure is one readable line per problem, and an exit status that tells what kin
 """
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +25,10 @@ from boost_core.config import JobSpec, load_job
 from boost_core.config.base import StoreUnusable, in_lines, read_yaml, stores_in_words
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.plan.machine import MeasuredProfile
-from boost_core.terminal import columns_here, table_lines, wrapped
+from boost_core.terminal import columns_here, printable, table_lines, wrapped
 from service.client import ApiError, ServiceUnreachable
 from service.models.problems import FieldError, job_errors
 from service.settings import Settings
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Terminal(Console):
@@ -49,11 +46,6 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Raise it; rich would end the program with the status of a failed job."""
         raise BrokenPipeError
-
-
-def printable(text: str) -> str:
-    """Return the text with its control characters, including bidirectional ones, escaped as in JSON."""
-    return _CONTROL.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def say(line: str, *, err: bool = False) -> None:

@@ -243,11 +243,12 @@ class Api:
 
     @operation
     def metrics(
-        self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
-    ) -> Call[MetricsHistory]:
-        """Return a job's metrics over its steps, downsampled to about ``points`` points."""
+        self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None,
+        ranks: bool | None = None,
+    ) -> Call[MetricsHistory]:  # fmt: skip
+        """Return a job's metrics over its steps at about ``points`` points; ``ranks=False`` omits the ranks' times."""
         path = path_of("jobs", job_id, "metrics")
-        return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
+        return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step, ranks=ranks)
 
     @operation
     def diff(self, job_id: str, other_id: str) -> Call[SpecDiff]:
@@ -424,8 +425,12 @@ class Api:
 
     datasets = request("GET", _service, "datasets", DatasetList, "Return the tenant's datasets.")
     dataset = request("GET", _dataset, "", DatasetDetail, "Return one dataset, with its lineage.")
-    cancel_dataset = request("POST", _dataset, "cancel", Dataset, "Stop building a dataset.")
     delete_dataset = request("DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; files stay.")
+
+    @operation
+    def cancel_dataset(self, name: str, tenant: str | None = None) -> Call[Dataset]:
+        """Stop building a dataset; for operators also another tenant's."""
+        return Call("POST", path_of("datasets", name, "cancel"), Dataset, params={"tenant": tenant}, repeatable=True)
 
     # Sweeps.
 

@@ -71,7 +71,8 @@ class Rendezvous:
     Attributes:
         address: The only address that it listens on.
         port: Its port.
-        prefix: Prefix of all the gang's keys; random, and known only to processes that got it through Ray.
+        prefix: Prefix of all the gang's keys; random, so that a process of an earlier gang finds none of them. It hides
+            nothing: the store lists its keys to whoever reaches the port.
     """
 
     address: str
@@ -146,8 +147,8 @@ class Message:
         reports: Reports with their times, in order.
         beat: Its newest step, if it is new.
         kept_step: The newest step kept in memory twice for every rank, if it is new.
-        saving: After the last step, the store's error for its checkpoint, empty as long as there is none;
-            ``None`` if there are steps to do, or nothing new.
+        going_on: Progress other than a step or a report: empty, or the store's error for the last checkpoint, which
+            is waited for; ``None`` if there is nothing new.
         failed: How the rank's training is about to end, said before what it takes to end it; ``None``: it has not
             failed.
         others: Messages of other ranks of its node that say no more than how far they are, in order.
@@ -159,7 +160,7 @@ class Message:
     reports: list[tuple[datetime, Report]]
     beat: Heartbeat | None
     kept_step: int | None
-    saving: str | None = None
+    going_on: str | None = None
     failed: RankEnd | None = None
     others: tuple["Message", ...] = ()
 

@@ -125,24 +125,28 @@ def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], se
     engine = create_engine(url, json_serializer=_json, **waiting)
     event.listen(engine, "connect", set_up)
     if url.database:
-        path = Path(url.database)  # made once: it is looked at whenever a connection is used
-        known: tuple[int, int] | None = None
-
-        def check_file(*_: object) -> None:
-            """Remember the file on first use, and refuse another in its place."""
-            nonlocal known
-            present = None
-            with suppress(OSError):
-                status = path.stat()
-                present = status.st_dev, status.st_ino
-            if known is not None and present != known:
-                remedy = "restore it, and restart the service if it is a copy"
-                raise DatabaseGone(None, None, FileNotFoundError(f"{path} is missing or was replaced; {remedy}"))
-            known = present
-
-        for moment in ("do_connect", "connect", "checkout", "commit"):
-            event.listen(engine, moment, check_file)
+        watch_file(engine, url.database)
     return engine
+
+
+def watch_file(engine: Engine, file: str) -> None:
+    """Make an engine remember its SQLite file on first use, and raise ``DatabaseGone`` for another in its place."""
+    path = Path(file)  # made once: it is looked at whenever a connection is used
+    known: tuple[int, int] | None = None
+
+    def check_file(*_: object) -> None:
+        nonlocal known
+        present = None
+        with suppress(OSError):
+            status = path.stat()
+            present = status.st_dev, status.st_ino
+        if known is not None and present != known:
+            remedy = "restore it, and restart the service if it is a copy"
+            raise DatabaseGone(None, None, FileNotFoundError(f"{path} is missing or was replaced; {remedy}"))
+        known = present
+
+    for moment in ("do_connect", "connect", "checkout", "commit"):
+        event.listen(engine, moment, check_file)
 
 
 class _WithoutNul(StrDumperUnknown):
@@ -169,7 +173,11 @@ def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any, millis
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: Any, busy_milliseconds: int) -> None:
-    """Let readers work during writes, let writers wait for each other, and check foreign keys."""
+    """Let readers work during writes, let writers wait for each other, and check foreign keys.
+
+    Searches in whichever case are for all alphabets; SQLite's own ``lower`` knows ASCII.
+    """
+    connection.create_function("lower", 1, lambda text: text and text.lower(), deterministic=True)
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {busy_milliseconds}")
     cursor.execute("PRAGMA journal_mode = WAL")

@@ -129,7 +129,7 @@ class DatasetStore:
             DatasetNotFound: The tenant has none of this name.
             DatasetConflict: It is not being made.
         """
-        ended = {"state": DatasetState.CANCELLED, "message": "cancelled by its user", "finished_at": datetime.now(UTC)}
+        ended = {"state": DatasetState.CANCELLED, "message": "cancelled on request", "finished_at": datetime.now(UTC)}
         building = DatasetRow.state == DatasetState.BUILDING
         with self.jobs.engine.begin() as connection:
             connection.execute(update(DatasetRow).where(_named(name, tenant), building).values(ended))

@@ -109,11 +109,10 @@ def microseconds(seconds: float) -> int:
 
 _MICROSECOND = timedelta(microseconds=1)
 
-# The phase that follows a change of state. For a recovering gang, the trainer's reports determine it.
+# The phase that follows a change of state. For a gang that recovers or waits, the trainer's reports determine it.
 _PHASES = {
     Reason.SUBMITTED: Phase.WAITING,
     Reason.HEAD_OF_QUEUE: Phase.WAITING,
-    Reason.WAITING_FOR_RESOURCES: Phase.WAITING,
     Reason.GANG_LOST: Phase.WAITING,
     Reason.PAUSED_BY_USER: Phase.WAITING,
     Reason.PAUSED_FOR_PRIORITY: Phase.WAITING,
@@ -140,6 +139,7 @@ _AFTER_STEPS = {
     Reason.WAITING_FOR_STORE: TimeKind.CHECKPOINT,
     Reason.PAUSED_BY_USER: TimeKind.RESTART,
     Reason.PAUSED_FOR_PRIORITY: TimeKind.RESTART,
+    Reason.RESUMED_BY_USER: TimeKind.RESTART,
     Reason.RETRIED_BY_USER: TimeKind.WAITING,
 }
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from pydantic_core import to_json
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.base import FieldProblem, raise_problems
+from boost_core.config.base import FieldProblem, raise_problems, spelled
 from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import (
     Cause,
@@ -194,6 +194,11 @@ class JobRecord(BaseModel):
         return starting or self.state is JobState.RUNNING
 
     @property
+    def has_workers(self) -> bool:
+        """Whether there is a gang that has workers or was about to be started; one that has lost all of them waits."""
+        return self.has_gang and self.reason is not Reason.WAITING_FOR_RESOURCES
+
+    @property
     def keeps(self) -> bool:
         """Whether the newest gang has given its resources back, and only keeps the last step's state for the store."""
         return self.shape is not None and self.shape.keeps
@@ -201,7 +206,7 @@ class JobRecord(BaseModel):
     @property
     def allocated(self) -> dict[str, float]:
         """What is allocated to the newest gang while it runs, by Ray's names of resources."""
-        if not self.has_gang or self.keeps:
+        if not self.has_workers or self.keeps:
             return {}
         ranks, each = self.present_layout.world_size, self.spec.resources
         return {"GPU": ranks * each.gpus_per_worker, "CPU": ranks * each.cpus_per_worker}
@@ -259,22 +264,28 @@ class JobFilter:
         return self.name is not None or bool(self.tags) or self.text is not None
 
 
+SearchText = Annotated[  # SQLite looks for what is before a NUL
+    str, StringConstraints(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$"), spelled("text without control characters")
+]
+
+
 class JobSelection(BaseModel):
     """Which jobs, as requests say it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
+    state: list[JobState] = Field(
+        [], fail_fast=True, description="Only jobs in one of these states; all if none is given."
+    )
     queue: QueueName | None = Field(None, description="Only jobs of this queue.")
-    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this, as for search.")
-    submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
+    name: SearchText | None = Field(None, description="Only jobs whose name contains this, as for search.")
+    submitted_by: SearchText | None = Field(None, description="Only jobs submitted with the key of this name.")
     tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
     group: Label | None = Field(None, description="Only jobs of this group.")
-    tag: list[Label] = Field([], max_length=MOST_TAGS, description="Only jobs with all of these tags.")
-    search: str | None = Field(
-        None, max_length=100,
-        description="Only jobs with this in their name, group, tags or notes, in whichever case.",
-    )  # fmt: skip
+    tag: list[Label] = Field([], max_length=MOST_TAGS, fail_fast=True, description="Only jobs with all of these tags.")
+    search: SearchText | None = Field(
+        None, description="Only jobs with this in their name, group, tags or notes, in whichever case."
+    )
 
     def filter_for(self, tenant: str | None) -> JobFilter:
         """The filter for the jobs of a tenant that the sender may see; ``None``: of all."""
@@ -282,10 +293,13 @@ class JobSelection(BaseModel):
         return JobFilter(self.state or None, tenant, *described)
 
 
+JobId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,64}$")]
+
+
 class CancelRequest(JobSelection):
     """Which jobs to cancel: those with some ids, or those that a list with the same fields would show."""
 
-    ids: list[Annotated[str, StringConstraints(pattern=r"^[!-~]{1,64}$")]] | None = Field(
+    ids: Annotated[list[JobId], Field(fail_fast=True)] | None = Field(
         None, min_length=1, max_length=MOST_CANCELLED, description="The jobs' ids; no other field may come with them."
     )
 

@@ -105,6 +105,6 @@ def cpus_without_rank(
     of_ranks = sum(
         job.spec.resources.cpus_per_worker * job.shape.nodes.count(node_id)
         for job in jobs
-        if job.has_gang and job.shape is not None
+        if job.has_workers and job.shape is not None
     )
     return max(0.0, total.get("CPU", 0.0) - free.get("CPU", 0.0) - of_ranks)

@@ -1,6 +1,6 @@
 """What a user may change about a job: until it ends, and its group, tags and notes at any time."""
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ class SamplePatch(Config):
     """New values of ``training.sample``; what is missing stays as it is."""
 
     every_steps: int | None = None
-    prompts: tuple[str, ...] | None = None
+    prompts: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = None
     max_new_tokens: int | None = None
 
 
@@ -71,7 +71,7 @@ class JobPatch(Config):
     )
     gpus: GpusPatch | None = Field(None, description="Of elasticity, with layouts=auto; they are chosen anew then.")
     group: str | None = Field(None, description="May be changed after the job has ended, too; an empty one removes it.")
-    tags: tuple[str, ...] | None = Field(None, description="All of them; likewise.")
+    tags: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = Field(None, description="All of them; likewise.")
     notes: str | None = Field(None, description="Likewise.")
     training: TrainingPatch | None = Field(
         None, description="All ranks of a job that trains take these values, and the next two, between the same steps."

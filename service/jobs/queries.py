@@ -21,7 +21,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
 from service.jobs.model import EventKind, IdempotencyKeyReused, JobEvent, JobFilter, JobRecord, Request, one_set
-from service.jobs.states import TERMINAL_STATES, JobState
+from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.jobs.tables import RESULTS, EventRow, JobRow, RequestRow
 from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
 
@@ -69,6 +69,7 @@ MEANS = (
     "model_flops_per_second",
 )
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # how events store numbers that JSON lacks
+MOST_RANK_TIMES = 100_000  # in an answer, which then has about 2 MB and is drawn within a tenth of a second
 LOSS_STEPS = 20  # over which a job's last loss is averaged: one batch's differs from the next's by tenths
 _CHUNK = 500
 _MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
@@ -371,7 +372,7 @@ def earlier_result(session: Session | Connection, request: Request) -> str | Non
     return None if row is None else str(row.resource)
 
 
-def history(session: Session, job_id: str, first: int, last: int, points: int) -> MetricsHistory:
+def history(session: Session, job_id: str, first: int, last: int, points: int, ranks: bool = True) -> MetricsHistory:
     """A job's steps from ``first`` to ``last`` in at most ``points`` points per curve.
 
     A repeated step counts both times.
@@ -382,6 +383,7 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
         first: The first step.
         last: The last step.
         points: Maximum number of points; steps are averaged to get there.
+        ranks: Whether to read the ranks' times, too: with many ranks at fewer points, about ``MOST_RANK_TIMES`` in all.
     """
     width = max(1, math.ceil((last - first + 1) / points))
     step = EventRow.data["step"].as_integer()
@@ -402,9 +404,14 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
         .order_by(func.max(step))
     )
     # The newest evaluation and the newest times of ranks for each point, in order of steps.
-    newest: dict[str, list[dict[str, Any]]] = {}
-    for kind in ("evaluation", "ranks"):
-        ids = select(func.max(EventRow.id)).where(*within, EventRow.kind == kind).group_by(bucket)
+    newest: dict[str, list[dict[str, Any]]] = {"ranks": []}
+    event, size = func.max(EventRow.id), func.max(func.json_array_length(EventRow.data["busy_seconds"]))
+    heads = select(event, func.max(step), size).where(*within).group_by(bucket).order_by(event)
+    for kind in ("evaluation", "ranks") if ranks else ("evaluation",):
+        of_buckets = session.execute(heads.where(EventRow.kind == kind)).all()
+        times = (last - first + 1) / width * max((each or 0 for *_, each in of_buckets), default=0)
+        wider = width * max(1, math.ceil(times / MOST_RANK_TIMES))
+        ids = {(at - first) // wider: event_id for event_id, at, _ in of_buckets}.values()
         query: Select[Any] = select(EventRow.data).where(EventRow.id.in_(ids)).order_by(EventRow.id)
         newest[kind] = sorted(session.scalars(query), key=lambda data: int(data["step"]))
     return MetricsHistory(
@@ -438,13 +445,16 @@ def results_of(
     of_jobs, is_loss = (EventRow.job_id.in_(job_ids), RESULTS), EventRow.kind == "evaluation"
     lowest = select(EventRow.job_id, func.min(_finite("loss"))).where(*of_jobs, is_loss).group_by(EventRow.job_id)
     sizes = (EventRow.data[f"{each}_parallel_size"].as_integer() for each in ("tensor", "pipeline", "context", "data"))
-    state, keeps = EventRow.data["state"].as_string(), EventRow.data["keeps"].as_boolean()
-    columns = select(EventRow.job_id, EventRow.time, EventRow.kind, state, keeps, *sizes)
+    state, reason = (EventRow.data[each].as_string() for each in ("state", "reason"))
+    keeps = EventRow.data["keeps"].as_boolean()
+    columns = select(EventRow.job_id, EventRow.time, EventRow.kind, state, reason, keeps, *sizes)
+    changes = session.execute(columns.where(*of_jobs, ~is_loss).order_by(EventRow.id))
     ranks: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
-    for job_id, at, kind, to, kept, *shape in session.execute(columns.where(*of_jobs, ~is_loss).order_by(EventRow.id)):
+    for job_id, at, kind, to, why, kept, *shape in changes:
         if kind == "shape":
             ranks[job_id].append((at, 0 if kept else math.prod(size or 1 for size in shape)))
-        elif to not in (JobState.RUNNING, JobState.SCHEDULING):  # a gang that has formed is starting for a while
+        # A gang that has formed is starting for a while; one that has lost its workers waits, perhaps for hours.
+        elif to not in (JobState.RUNNING, JobState.SCHEDULING) or why == Reason.WAITING_FOR_RESOURCES:
             ranks[job_id].append((at, 0))
     return {row[0]: row[1] for row in session.execute(lowest)}, ranks
 

@@ -58,10 +58,12 @@ TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
     },
     JobState.RUNNING: {
         Reason.GANG_RECOVERING: JobState.RUNNING,
+        Reason.WAITING_FOR_RESOURCES: JobState.RUNNING,
         Reason.GANG_STARTED: JobState.RUNNING,
         Reason.WAITING_FOR_STORE: JobState.RUNNING,
         Reason.PAUSED_BY_USER: JobState.PAUSED,
         Reason.PAUSED_FOR_PRIORITY: JobState.QUEUED,
+        Reason.RESUMED_BY_USER: JobState.QUEUED,  # too late to keep its gang from pausing
         Reason.TRAINING_FINISHED: JobState.SUCCEEDED,
         Reason.TRAINING_FAILED: JobState.FAILED,
         Reason.RESTARTS_EXHAUSTED: JobState.FAILED,

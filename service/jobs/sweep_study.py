@@ -13,8 +13,10 @@ these come.
 """
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,8 @@ from pydantic import BaseModel
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from boost_core.config import JobSpec
-from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine
+from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine, watch_file
+from service.jobs.model import JobRecord
 from service.models.sweeps import SweepRequest, SweepTrial, TrialState
 
 if TYPE_CHECKING:  # Optuna and NumPy are imported when the first sweep needs them
@@ -97,7 +99,7 @@ def ask(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> "FrozenTrial"
     """
     study = _copy(request, trials, len(trials))
     study.ask(distributions(request)).set_user_attr(_START, _clock(trials))
-    return study.get_trials()[-1]
+    return study.get_trials(deepcopy=False)[-1]
 
 
 def judge(
@@ -116,12 +118,12 @@ def judge(
         last: Whether it is the last step.
     """
     study = _copy(request, trials, number)
-    trial = study.get_trials()[number]
+    trial = copy(study.get_trials(deepcopy=False)[number])
     # Only the value at this rung, because the pruner of the median takes the best so far.
     trial.intermediate_values = {step: _told(request, value)}
     before = dict(trial.system_attrs)
     pruned = request.stop_early is not None and not last and study.pruner.prune(study, trial)
-    stored = study.get_trials()[number].system_attrs
+    stored = study.get_trials(deepcopy=False)[number].system_attrs
     pruner = {name: each for name, each in stored.items() if name not in before}
     if value is not None and pruned:
         reason = f"its {request.metric} of {value:.6g} at step {step} is worse than others' there"
@@ -148,9 +150,11 @@ def refusal(trial: "FrozenTrial") -> str | None:
     return None if reason is None else str(reason)
 
 
-def tokens_of(trial: "FrozenTrial", spec: JobSpec) -> int:
-    """Tokens on which a trial has trained up to its newest milestone."""
-    return spec.training.samples(max(trial.intermediate_values, default=0)) * spec.training.sequence_length
+def tokens_of(trial: "FrozenTrial", job: JobRecord) -> int:
+    """Tokens on which a trial has trained up to its newest milestone; a failed one may not have reached that."""
+    done, training = job.progress.step if job.progress else 0, job.spec.training
+    steps = (step if math.isfinite(value) else min(step, done) for step, value in trial.intermediate_values.items())
+    return training.samples(max(steps, default=0)) * training.sequence_length
 
 
 def shown(request: SweepRequest, trial: "FrozenTrial", job_id: str | None) -> SweepTrial:
@@ -173,6 +177,13 @@ def shown(request: SweepRequest, trial: "FrozenTrial", job_id: str | None) -> Sw
         reason=reason if trial.state.is_finished() else None,
         job_id=job_id,
     )
+
+
+def all_shown(
+    request: SweepRequest, trials: "Sequence[FrozenTrial]", jobs: Mapping[int, JobRecord]
+) -> list[SweepTrial]:  # fmt: skip
+    """The trials as the API shows them; ``jobs``: those that they have, by number."""
+    return [shown(request, each, jobs[each.number].id if each.number in jobs else None) for each in trials]
 
 
 def importance(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> dict[str, float] | None:
@@ -237,7 +248,10 @@ class Studies:
                 else:
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
                 kwargs = {"connect_args": arguments, "pool_pre_ping": True}
-                return optuna.storages.get_storage(optuna.storages.RDBStorage(address, engine_kwargs=kwargs))
+                storage = optuna.storages.RDBStorage(address, engine_kwargs=kwargs)
+                if url.get_backend_name() == "sqlite":
+                    watch_file(storage.engine, file)
+                return optuna.storages.get_storage(storage)
 
     def trials(self, sweep_id: str) -> "list[FrozenTrial]":
         """A sweep's trials, in order; none if it has not begun.

@@ -1,7 +1,7 @@
 """The record of sweeps: what users ask of them, and what the scheduler does with their trials' jobs."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -86,13 +86,18 @@ class SweepStore:
 
         Raises:
             SweepNotFound: The tenant has none of this name.
+            SweepConflict: Another release has written it, and this one cannot read it.
         """
         here = (SweepRow.tenant == tenant) & (SweepRow.name == name)
         with self.jobs.engine.connect() as connection:
             row = connection.execute(select(*_SWEEP).where(here)).one_or_none()
         if row is None:
             raise SweepNotFound(name)
-        return Sweep.model_validate(dict(row._mapping))
+        try:
+            return Sweep.model_validate(dict(row._mapping))
+        except ValidationError as error:
+            remedy = f"boost sweep stop {name} ends it, and boost cancel --group {name} its jobs"
+            raise SweepConflict(f"the sweep {name!r} is of another release, and cannot be read; {remedy}") from error
 
     def list(self, tenant: str, limit: int) -> Sequence[Sweep]:
         """The newest sweeps of a tenant, the newest first."""
@@ -106,12 +111,26 @@ class SweepStore:
             rows = connection.execute(select(*_SWEEP).where(_UNFINISHED).order_by(SweepRow.id)).all()
         return _readable(rows)
 
+    def that_needs(self, values: Set[str], *fields: str, tenant: str | None = None) -> Sweep | None:
+        """A sweep that has not ended, of one tenant or of any, of which further trials may have a value in a field.
+
+        Args:
+            values: The values; those of the sweeps are compared without ``file://`` and a slash at their end.
+            *fields: The fields' paths.
+            tenant: The tenant; ``None`` for all.
+        """
+        for sweep in self.unfinished():
+            named = (str(value) for field in fields for value in sweep.spec.values(field))
+            if tenant in (None, sweep.tenant) and values & {each.removeprefix("file://").rstrip("/") for each in named}:
+                return sweep
+        return None
+
     def request_stop(self, name: str, tenant: str) -> Sweep:
         """Request that a sweep stop its trials and end. Stopping it again changes nothing.
 
         Raises:
             SweepNotFound: The tenant has none of this name.
-            SweepConflict: It has ended.
+            SweepConflict: It has ended, or cannot be read, and so has ended now.
         """
         here = (SweepRow.tenant == tenant) & (SweepRow.name == name)
         stopping = {"state": SweepState.STOPPING, "message": "its trials are being stopped"}
@@ -119,12 +138,11 @@ class SweepStore:
             connection.execute(update(SweepRow).where(here, SweepRow.state == SweepState.RUNNING).values(stopping))
         try:
             sweep = self.get(name, tenant)
-        except ValidationError as error:
+        except SweepConflict:
             ended = {"state": SweepState.STOPPED, "finished_at": datetime.now(UTC)}
             with self.jobs.engine.begin() as connection:
                 connection.execute(update(SweepRow).where(here, _UNFINISHED).values(ended))
-            problem = f"the sweep {name!r} is of another release, and ends here; its jobs: boost cancel --group {name}"
-            raise SweepConflict(problem) from error
+            raise
         if sweep.state not in (SweepState.STOPPING, SweepState.STOPPED):
             raise SweepConflict(f"the sweep {name!r} has {sweep.state}; there is nothing to stop")
         return sweep

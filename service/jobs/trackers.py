@@ -14,6 +14,7 @@ from service.jobs.tables import EventRow, JobRow, TrackerRow
 
 SENT_KINDS = ("progress", "evaluation", "checkpoint", "restart", "state")  # of events; the others are not for trackers
 MOST_COUNTED = 10_000  # events that a tracker is behind; counting stops here
+MOST_COUNTED_OF_EACH = 200  # the same for each of many jobs, as each event counted is read
 
 _OF_EVENT = and_(EventRow.job_id == TrackerRow.job_id, EventRow.id > TrackerRow.event_id, EventRow.kind.in_(SENT_KINDS))
 
@@ -77,19 +78,19 @@ class TrackerStore:
 
     def one(self, job_id: str, kind: str) -> Tracked:
         """A tracker's progress with a job."""
-        ((tracked, _),) = self._select(TrackerRow.job_id == job_id, TrackerRow.kind == kind)
+        ((tracked, _),) = self._select(0, TrackerRow.job_id == job_id, TrackerRow.kind == kind)
         return tracked
 
     def of_job(self, job_id: str) -> Sequence[tuple[Tracked, int]]:
         """A job's trackers by kind, and how many events each is behind, counted up to ``MOST_COUNTED``."""
-        return self._select(TrackerRow.job_id == job_id)
+        return self._select(MOST_COUNTED, TrackerRow.job_id == job_id)
 
     def of_jobs(self, job_ids: Collection[str]) -> Sequence[tuple[Tracked, int]]:
-        """The same for several jobs."""
-        return self._select(TrackerRow.job_id.in_(job_ids)) if job_ids else []
+        """The same for several jobs, counted up to ``MOST_COUNTED_OF_EACH``."""
+        return self._select(MOST_COUNTED_OF_EACH, TrackerRow.job_id.in_(job_ids)) if job_ids else []
 
-    def _select(self, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
-        unsent = select(EventRow.id).where(_OF_EVENT).limit(MOST_COUNTED).correlate(TrackerRow).subquery()
+    def _select(self, most: int, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
+        unsent = select(EventRow.id).where(_OF_EVENT).limit(most).correlate(TrackerRow).subquery()
         behind = select(func.count()).select_from(unsent).scalar_subquery()
         query = select(TrackerRow, behind).where(*conditions).order_by(TrackerRow.job_id, TrackerRow.kind)
         with Session(self.engine) as session:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
 from enum import StrEnum
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, field_validator, model_validator
@@ -28,6 +29,7 @@ FieldPath = Annotated[
     spelled("the path of a field of the job, for example optimizer.learning_rate or data.mixture[0].weight"),
 ]
 _OWN_FIELDS = frozenset({"name", "group", "tags"})  # those that the sweep writes into its jobs
+_STANDS_FOR = {"training.steps": "tokens", "training.tokens": "steps"}
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]  # ranges of them have a length, and floats hold them
@@ -208,6 +210,17 @@ class SweepRequest(Config):
             return FieldProblem(field, self.stop_early.first_step, message)
         return None
 
+    def values(self, field: str) -> Iterator[Any]:
+        """What trials may have in a field, by its path: the job's own value, and the choices for it or its section."""
+        section, _, name = field.rpartition(".")
+        yield reduce(getattr, field.split("."), self.job)
+        for path, dimension in self.space.items():
+            for choice in dimension.choices or ():
+                if path == field:
+                    yield choice
+                elif path == section and isinstance(choice, dict):
+                    yield choice.get(name)
+
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Parameters that show whether trials are legal: the whole grid, or each edge of each field by itself."""
         if self.search == "grid":
@@ -226,11 +239,13 @@ class SweepRequest(Config):
         Raises:
             IllegalTrial: The parameters do not make a legal job.
         """
-        job = self.job.with_layouts(None).as_written()
+        job, whole = self.job.with_layouts(None).as_written(), self.job.model_dump(mode="json")
         tags = [*(tag for tag in job["tags"] if not tag.startswith("trial-")), f"trial-{number}"]
         try:
             for path, value in parameters.items():
-                _set(job, path, value)
+                _set(job, whole, path, value)
+                if (other := _STANDS_FOR.get(path)) and f"training.{other}" not in self.space:
+                    job["training"].pop(other, None)
             spec = JobSpec.model_validate(
                 job | {"name": f"{self.name}-{number}", "group": self.name, "tags": tags, "notes": self.job.notes}
             )
@@ -263,8 +278,14 @@ def parameters_in_words(parameters: Mapping[str, Any]) -> str:
     )
 
 
-def _set(job: dict[str, Any], path: str, value: Any) -> None:
+def _set(job: dict[str, Any], whole: Any, path: str, value: Any) -> None:
     """Set a field of a job by its path; sections that the job lacks are made.
+
+    Args:
+        job: The job as it is written.
+        whole: The job with all its defaults, for a list of which one entry is set.
+        path: The path.
+        value: The value.
 
     Raises:
         LookupError: A part of the path is not there; the arguments are the path and what is wrong.
@@ -277,8 +298,10 @@ def _set(job: dict[str, Any], path: str, value: Any) -> None:
                 raise LookupError(path, f"the job has no entry {part} there")
         elif not isinstance(section, dict):
             raise LookupError(path, f"there is no such field; what is above {part} is not a section")
-        elif isinstance(below, str) and section.get(part) is None:
-            section[part] = {}
+        else:
+            whole = whole.get(part) if isinstance(whole, dict) else None
+            if section.get(part) is None:
+                section[part] = {} if isinstance(below, str) else deepcopy(whole)
         if below == "":
             section[part] = deepcopy(value)  # a further field may be within it
         else:

@@ -6,15 +6,16 @@ grow into existing nodes, but do not cause new ones.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 from boost_core.config import Layout
 from service.gang.status import Bundle, Gangs
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES
-from service.scheduler.demand import demand_of
+from service.scheduler.demand import Demand
 from service.scheduler.quotas import Limits, Quotas
 
 MOST_AT_ONCE = 128  # waiting jobs
@@ -33,27 +34,28 @@ class ResourceRequest:
     bundles: Bundles
 
 
-def requested_nodes(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
+def requested_nodes(
+    jobs: Sequence[JobRecord], limits: Limits, demand: Callable[[JobRecord], Demand]
+) -> tuple[Bundles, Iterator[ResourceRequest]]:
     """What gangs hold or should have, and what waiting jobs need and their quotas allow, in queue order.
 
     Args:
         jobs: All active jobs.
         limits: Quotas of tenants and queues.
+        demand: Returns a job's demand.
     """
     queue = sorted(jobs, key=attrgetter("queue_order"))
-    quotas = Quotas(limits, lambda job: demand_of(job.spec, job.basis))
+    quotas = Quotas(limits, demand)
     gangs = [job for job in queue if job.has_gang]
     for job in gangs:
         quotas.take(job, job.present_layout.world_size)
-    allocated: Bundles = ()
-    for job in gangs:
-        allocated += _request(job, quotas, job.present_layout)
-    requests = []
-    for job in queue:
-        waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
-        if waits and (bundles := _request(job, quotas)):
-            requests.append(ResourceRequest(job.id, bundles))
-    return allocated, requests
+    allocated = tuple(bundle for job in gangs for bundle in _request(job, quotas, job.present_layout))
+    waiting = (
+        job
+        for job in queue
+        if job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
+    )
+    return allocated, (ResourceRequest(job.id, bundles) for job in waiting if (bundles := _request(job, quotas)))
 
 
 def _request(job: JobRecord, quotas: Quotas, present: Layout | None = None) -> Bundles:
@@ -61,7 +63,7 @@ def _request(job: JobRecord, quotas: Quotas, present: Layout | None = None) -> B
 
     For a job that leaves its layouts to the service, its own is the fastest one. A gang requests no less than it has.
     """
-    demand, own = demand_of(job.spec, job.basis), Layout.of(job.spec.parallelism)
+    demand, own = quotas.demand(job), Layout.of(job.spec.parallelism)
     if job.spec.leaves_layouts:
         own = demand.fastest(demand.layouts) or own
     has = present.world_size if present else 0
@@ -95,28 +97,29 @@ class Autoscaling:
         self._requested: Bundles | None = None
         self._requested_at = self._judged_at = clock()
 
-    def ask(self, allocated: Bundles, requests: Sequence[ResourceRequest]) -> None:
+    def ask(self, allocated: Bundles, requests: Iterable[ResourceRequest]) -> None:
         """Request nodes for all gangs and for the waiting jobs in their order.
 
         Args:
             allocated: What gangs need.
-            requests: What waiting jobs need.
+            requests: What waiting jobs need; no more of them are looked at than are requested.
         """
         now = self._clock()
         self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
         aside = [much for much, _ in self._aside]
-        waiting = [wish for wish in requests if not any(wish.bundles[: len(much)] == much for much in aside)]
+        others = (wish for wish in requests if not any(wish.bundles[: len(much)] == much for much in aside))
+        waiting = list(islice(others, self._most))
         if now >= self._judged_at + VERDICT_SECONDS:
             self._judged_at = now
             if not self._gangs.refused():
                 self._most = min(2 * self._most, MOST_AT_ONCE)
             else:
-                refused = min(self._most, len(waiting))
+                refused = len(waiting)
                 self._most = max(1, refused // 2)
                 if refused == 1:
-                    much = waiting[0].bundles
-                    self._aside.append((much, now + ASIDE_SECONDS * (1 + len(self._aside))))
-                    waiting = [wish for wish in waiting if wish.bundles[: len(much)] != much]
+                    aside.append(waiting.pop().bundles)  # and those that need as much from here on
+                    self._aside.append((aside[-1], now + ASIDE_SECONDS * (1 + len(self._aside))))
+        waiting += islice(others, max(0, self._most - len(waiting)))
         bundles = allocated + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
         if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)

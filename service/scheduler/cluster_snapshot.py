@@ -345,7 +345,7 @@ class SchedulerMemory:
         # Before anything is changed, because a job of which no entry can be made ends the pass here.
         new = records - self._records
         found = compress(jobs, map(new.__contains__, identities)) if new else ()
-        coming = [self._entry(job, self.by_id.get(job.id)) for job in found]
+        coming = list(map(self._entry, found))
         gone = {self._by_record.pop(record) for record in self._records - records}
         for entry in gone:
             del self.by_id[entry.job.id]
@@ -375,22 +375,26 @@ class SchedulerMemory:
         """The entries of the jobs in the queue, by class."""
         return [group.queued for group in self._classes.values() if group.queued]
 
-    def _entry(self, job: JobRecord, before: Entry | None) -> Entry:
-        old = before and before.job
-        if before and old and old.version == job.version:  # only what it waits for in words has changed
-            return replace(before, job=job)
-        if (
-            before
-            and old
-            and old.spec is job.spec
-            and old.profile is job.profile
-            and old.fitted is job.fitted
-            and (old.node_gpus, old.node_memory_bytes) == (job.node_gpus, job.node_memory_bytes)
+    def demand(self, job: JobRecord) -> Demand:
+        """An active job's demand on nodes, without a limit."""
+        before = self.by_id.get(job.id)
+        if before and (
+            (old := before.job).version == job.version
+            or (
+                old.spec is job.spec
+                and old.profile is job.profile
+                and old.fitted is job.fitted
+                and (old.node_gpus, old.node_memory_bytes) == (job.node_gpus, job.node_memory_bytes)
+            )
         ):
-            demand = before.group.demand
-        else:
-            demand = demand_of(job.spec, job.basis)
-        key = demand, job.tenant, job.queue
+            return before.group.demand
+        return demand_of(job.spec, job.basis)
+
+    def _entry(self, job: JobRecord) -> Entry:
+        before = self.by_id.get(job.id)
+        if before and before.job.version == job.version:  # only what it waits for in words has changed
+            return replace(before, job=job)
+        key = self.demand(job), job.tenant, job.queue
         group = self._classes.get(key)
         if group is None:
             group = self._classes[key] = JobClass(*key)

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
-from boost_core.plan import report, resolve
+from boost_core.plan import report
 from boost_core.plan.machine import NOMINAL, Basis, Machine, device_bytes, kind_of_gpu, required_labels
 from boost_core.plan.memory import lacking
-from boost_core.plan.report import needed_bytes, node_host_bytes, step_seconds
+from boost_core.plan.report import needed_bytes, node_host_bytes, planned_values, step_seconds
 from service.gang.assignment import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
 
@@ -137,7 +137,7 @@ class Demand:
 
     def groups(self, layout: Layout) -> tuple[int, int]:
         """The number of ranks that must share a node, and the number of such groups in a layout."""
-        return resolve.units(layout, self.placement)
+        return layout.units(self.placement)
 
     @cached_property
     def _machine(self) -> Machine:
@@ -189,7 +189,7 @@ def _known(same: _Same) -> Demand:
     each = (resources.cpus_per_worker, resources.gpus_per_worker, resources.placement, resources.accelerator_type)
     labels, apart = frozenset(resources.node_labels.items()), spec.data.documents_apart
     copies = spec.fault_tolerance.memory_copy_every_steps is not None
-    parts = (spec.model, spec.parallelism, apart, spec.training, spec.optimizer, spec.elasticity, each, labels, copies)
+    parts = (spec.model, spec.parallelism, apart, *planned_values(spec), spec.elasticity, each, labels, copies)
     return _remembered(_Key(parts, same.basis, spec))
 
 

@@ -59,11 +59,12 @@ _MOST_EXPLAINED = 500  # jobs in the queue of which a pass stores what they wait
 _JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _INTERRUPTED = {
-    GangPhase.WAITING: Reason.GANG_RECOVERING,
+    GangPhase.WAITING: Reason.WAITING_FOR_RESOURCES,
     GangPhase.RECOVERING: Reason.GANG_RECOVERING,
     GangPhase.SAVING: Reason.WAITING_FOR_STORE,
 }
 _BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING})
+_WITHDRAWN = "for its user, who has resumed it since"
 _NEAR_SECONDS = 10.0  # to get workers where there was room; then anywhere, since others may have been faster
 
 
@@ -81,7 +82,7 @@ class GangEntry:
         stored: Sequence number of its newest report in the record, which need not be read: only this process writes
             reports while it has the lease.
         seen_at: When it last answered; ``None`` if it has not since the service began.
-        why: Why it was ordered to pause, as in ``Pause``.
+        why: Why it was ordered to pause, as in ``Pause``, also if its user has withdrawn that.
         looked_at: When it began to look for workers under its latest orders; ``None`` before that.
     """
 
@@ -144,7 +145,8 @@ class GangMemory:
         if job.pause_requested:
             self.order(job.id, None, Cause.PAUSED)
         elif entry.gang.target is None and entry.gang.cause is Cause.PAUSED:  # the user has withdrawn it
-            self.order(job.id, entry.gang.layout or _layout_in_record(job, entry.stored), Cause.WORKER_BACK)
+            layout = entry.gang.layout or _layout_in_record(job, entry.stored)
+            self.order(job.id, layout, Cause.WORKER_BACK, why=_WITHDRAWN)  # perhaps too late: it may pause all the same
         if entry.gang.near and entry.looked_at is not None and self.clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
         return replace(entry.gang.orders(job.spec, job.basis), unusable=self.unusable, steers=tuple(job.steers))
@@ -328,8 +330,8 @@ class Reconciler:
                         logger.info("%s: %s", job.id, message)
                         self._memory.order(job.id, None, Cause.PREEMPTED, why=why)
         # What queued jobs wait for, if it has changed. Whatever happens changes the numbers of free resources and of
-        # jobs ahead in all of these. So of long queues only some jobs have their turn in a pass, besides new ones and
-        # the first of each class; their number is a power of two so that none is left out when it changes.
+        # jobs ahead in all of these. So of long queues only some jobs have their turn in a pass, besides new ones and,
+        # of few classes, the first of each; their number is a power of two so that none is left out when it changes.
         self._passes += 1
         turns = 1 << ((sum(len(each.entries) for each in explained) - 1) // _MOST_EXPLAINED).bit_length()
         news: dict[str, str] = {}
@@ -337,7 +339,8 @@ class Reconciler:
             for number, entry in enumerate(each.entries):
                 job = entry.job
                 has_turn = (self._passes - (job.arrival or 0)) % turns == 0
-                if has_turn or number == 0 or job.waiting_for is None:
+                first = number == 0 and len(explained) <= _MOST_EXPLAINED
+                if has_turn or first or job.waiting_for is None:
                     message = each.to(entry)
                     if message != job.waiting_for:
                         news[job.id] = message
@@ -345,7 +348,7 @@ class Reconciler:
             self._store.explain(news)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
-            self._autoscaling.ask(*requested_nodes(jobs, self._limits()))
+            self._autoscaling.ask(*requested_nodes(jobs, self._limits(), self._decided.demand))
         self._faults.settle()
 
     def unseen(self, seconds: float) -> dict[str, datetime | None]:
@@ -382,6 +385,9 @@ class Reconciler:
 
         polled: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
+            pauses = job.pause_requested and job.state is not JobState.PAUSED
+            if not (pauses or job.has_gang or job.cancel_requested):
+                continue  # as most jobs of a long queue, for each of which the context would be entered
             with self._apart(job.id, job.attempt, job.traceparent):
                 if job.cancel_requested:
                     if job.has_gang:
@@ -393,7 +399,7 @@ class Reconciler:
                             self._gangs.ask(job.id, job.attempt, command)
                     orders, stored_up_to = self._memory.orders(job), self._memory.entries[job.id].stored
                     polled.append((job, PollRequest((job.id, job.attempt), stored_up_to, orders)))
-                elif job.pause_requested and job.state is not JobState.PAUSED:
+                else:
                     self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
 
         answered: list[tuple[JobRecord, GangStatus]] = []
@@ -453,7 +459,8 @@ class Reconciler:
                     elif phase in _BEFORE_TRAINING:
                         reason = Reason.GANG_STARTING
                 elif phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
-                    reason = Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
+                    recovered = job.reason in (Reason.GANG_RECOVERING, Reason.WAITING_FOR_RESOURCES)
+                    reason = Reason.GANG_STARTED if recovered else None
                 elif (job.reason, job.message) != (_INTERRUPTED.get(phase), message):
                     reason = _INTERRUPTED.get(phase)
                 if reason:
@@ -464,7 +471,8 @@ class Reconciler:
                 elif phase is GangPhase.PAUSED:
                     entry = self._memory.entries.get(job.id)
                     why = (entry and entry.why) or GAVE_WAY
-                    ended, message = Reason.PAUSED_FOR_PRIORITY, f"{message} {why}"
+                    ended = Reason.RESUMED_BY_USER if why == _WITHDRAWN else Reason.PAUSED_FOR_PRIORITY
+                    message = f"{message} {why}"
                 if ended:
                     self._change(job, ended, message)
                     self._gangs.end(job.id, job.attempt)

@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_CHANGES, _MOST_SECONDS = 200, 10.0  # in a pass, after which other sweeps have their turn
 _STOP_SECONDS = 5.0  # for a pass to end when the service stops; another service completes what is cut off
-_PUT_OFF = 10  # times as long as a submission took that failed, its tenant's sweeps wait: stores that hang take long
+_SUBMIT_SECONDS = 2.0  # of a tenant's submissions in a pass, then its next one waits for the next: they may be slow
+_PUT_OFF = 10  # times as long as a submission took that failed, its tenant's next one waits: stores that hang take long
 
 # Creates the job of a trial, given its sweep, number and parameters, as the API does; calls a function in the same
 # transaction. Raises ``IllegalTrial`` if there can be no such job.
@@ -59,6 +61,11 @@ class _View:
         """The trials without a final verdict."""
         return [trial for trial in self.trials if not trial.state.is_finished()]
 
+    @property
+    def lost(self) -> bool:
+        """Whether trials that have jobs are stored no more."""
+        return max(self.jobs, default=-1) >= len(self.trials)
+
 
 @dataclass(frozen=True)
 class SweepDriver:
@@ -68,11 +75,13 @@ class SweepDriver:
         record: The sweeps, written under the scheduler's lease.
         studies: Their trials.
         submit: Creates a job.
+        may_submit: Whether a tenant's jobs may be submitted now.
     """
 
     record: SweepStore
     studies: Studies
     submit: Submit
+    may_submit: Callable[[str], bool] = lambda _: True
 
     def drive(self, sweep: Sweep) -> None:
         """Make the changes that are due in one sweep.
@@ -92,27 +101,27 @@ class SweepDriver:
                 break
         else:
             return  # the next pass goes on
-        jobs = view.jobs
-        shown = [
-            sweep_study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
-            for trial in view.trials
-        ]
+        shown = sweep_study.all_shown(sweep.spec, view.trials, view.jobs)
         complete = [trial for trial in shown if trial.state is TrialState.COMPLETE]
         best = min(complete, key=lambda trial: (trial.value or 0.0) * (1 if sweep.spec.minimize else -1), default=None)
         trials = sweep_study.counts(shown)
         told = {"trials": dict(trials), "best": best.model_dump(mode="json") if best else None}
-        if view.running or any(not job.finished for job in jobs.values()):
+        words = ", ".join(f"{number} {state.lower()}" for state, number in trials.items()) or "none"
+        stopping = sweep.state is SweepState.STOPPING
+        unfinished = (view.running and not view.lost) or any(not job.finished for job in view.jobs.values())
+        if unfinished and (stopping or not view.lost):
             if (trials, best) != (sweep.trials, sweep.best):
-                words = ", ".join(f"{number} {state.lower()}" for state, number in trials.items())
-                message = sweep.message if sweep.state is SweepState.STOPPING else f"trials: {words}"
+                message = sweep.message if stopping else f"trials: {words}"
                 self.record.update(sweep, **told, message=message)
             return
-        words = ", ".join(f"{number} {state.lower()}" for state, number in trials.items()) or "none"
         message = f"trials: {words}" + (f"; the best is trial {best.number} with {best.value:.6g}" if best else "")
         state = SweepState.FINISHED
-        if self._too_many_failed(view):
+        if view.lost and not stopping:
+            what = "trials that have jobs are not in its database, which was removed or is an older copy"
+            state, message = SweepState.FAILED, f"{what}; the jobs go on; {message}"
+        elif self._too_many_failed(view):
             state, message = SweepState.FAILED, f"more than {sweep.spec.max_failures} trials have failed; {message}"
-        elif sweep.state is SweepState.STOPPING:
+        elif stopping:
             state, message = SweepState.STOPPED, f"stopped by its user; {message}"
         logger.info("%s: sweep %r of %s has %s: %s", sweep.id, sweep.name, sweep.tenant, state, message)
         self.record.update(sweep, **told, state=state, message=message, finished_at=datetime.now(UTC))
@@ -120,6 +129,10 @@ class SweepDriver:
     def _change(self, view: _View) -> bool:
         """Make the next change that is due; return whether there was one."""
         sweep, request = view.sweep, view.sweep.spec
+        if view.lost:  # its user may still stop its jobs
+            stops = sweep.state is SweepState.STOPPING
+            why = f"sweep {sweep.name} was stopped by its user"
+            return stops and any(self._stop_job(job, why) for job in view.jobs.values() if not job.finished)
         # What a verdict implies, perhaps of a service that died meanwhile.
         for trial in view.running:
             if self.studies.carry_out(request, trial):
@@ -141,6 +154,8 @@ class SweepDriver:
             return True
         for trial in view.running:
             if trial.number not in view.jobs and sweep_study.refusal(trial) is None:
+                if not self.may_submit(sweep.tenant):
+                    return False  # if it is refused, that verdict comes before all others
                 return self._submit(sweep, trial) or self._judge(view)
         if len(view.running) < request.parallel and not self._is_over(view):
             trial = sweep_study.ask(request, view.trials)
@@ -158,7 +173,7 @@ class SweepDriver:
             return True
         if budget.tokens is not None:
             trained = (trial for trial in view.trials if trial.number in view.jobs)
-            if sum(sweep_study.tokens_of(trial, view.jobs[trial.number].spec) for trial in trained) >= budget.tokens:
+            if sum(sweep_study.tokens_of(trial, view.jobs[trial.number]) for trial in trained) >= budget.tokens:
                 return True
         return budget.gpu_hours is not None and self.record.gpu_hours([*view.jobs.values()]) >= budget.gpu_hours
 
@@ -166,7 +181,7 @@ class SweepDriver:
         request = view.sweep.spec
         if request.max_failures is None:
             return False
-        shown = [sweep_study.shown(request, trial, None) for trial in view.trials]
+        shown = sweep_study.all_shown(request, view.trials, view.jobs)
         return sweep_study.counts(shown).get(TrialState.FAILED, 0) > request.max_failures
 
     def _stop_job(self, job: JobRecord, why: str) -> bool:
@@ -259,7 +274,9 @@ class SweepLoop:
         self._store, self._studies, self._lease = store, studies, lease
         self._submit, self._interval = submit, interval_seconds
         self._faults = RecurringFaults(logger)
-        self._put_off = dict[str, float]()  # until when, by tenant
+        self._put_off = dict[str, float]()  # until when no job is submitted, by tenant
+        self._spent = defaultdict[str, float](float)  # seconds that submissions took in this pass, by tenant
+        self._waits = False  # whether one could not be tried in this pass
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeps", daemon=True)
 
@@ -277,28 +294,30 @@ class SweepLoop:
             try:
                 if (lease := self._lease()) is not None:
                     record = SweepStore(self._store.under(lease), lease)
-                    driver = SweepDriver(record, self._studies, self._submit_or_put_off)
-                    waits = False
+                    driver = SweepDriver(record, self._studies, self._submit_or_put_off, self._may_submit)
+                    self._spent.clear()
+                    self._waits = False
                     for sweep in record.unfinished():
                         if self._stop.is_set():
                             return
-                        put_off = self._put_off.get(sweep.tenant, 0.0)
-                        if sweep.state is SweepState.RUNNING and time.monotonic() < put_off:
-                            waits = True
-                            continue
                         try:
                             driver.drive(sweep)
                         except LeaseLost:
                             raise
                         except Exception as error:  # errors with one sweep do not hold up the others
                             self._faults.occurred(f"{sweep.id}: this pass failed", error)
-                    if not waits:
+                    if not self._waits:
                         self._faults.settle()
             except LeaseLost as overtaken:
                 logger.warning("%s", overtaken)
             except Exception as error:
                 self._faults.occurred("a pass over the sweeps failed", error)
             self._stop.wait(self._interval)
+
+    def _may_submit(self, tenant: str) -> bool:
+        may = self._spent[tenant] < _SUBMIT_SECONDS and time.monotonic() >= self._put_off.get(tenant, 0.0)
+        self._waits |= not may
+        return may
 
     def _submit_or_put_off(
         self, sweep: Sweep, number: int, parameters: Mapping[str, Any], alongside: Callable[[Connection], None]
@@ -312,3 +331,5 @@ class SweepLoop:
             ended = time.monotonic()  # what came before it in the pass has not failed
             self._put_off[sweep.tenant] = ended + _PUT_OFF * (ended - began)
             raise
+        finally:
+            self._spent[sweep.tenant] += time.monotonic() - began

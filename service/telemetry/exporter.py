@@ -17,7 +17,7 @@ from service.accounts.tenants_and_queues import QuotaStore
 from service.jobs.model import NODES, JobRecord
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
-from service.jobs.trackers import TrackerStore
+from service.jobs.trackers import MOST_COUNTED_OF_EACH, TrackerStore
 from service.models.cluster import TargetGroup, TargetLabels
 from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Family, Row, Seen, families
 from service.telemetry.process import ProcessMetrics
@@ -82,7 +82,7 @@ class TenantCollector(Collector):
         ]
         behind = [(labels, count) for labels, count, _ in tracked]
         failures = [(labels, number) for labels, _, number in tracked]
-        unsent = "Events not sent to the tracker yet; capped at 10000."
+        unsent = f"Events not sent to the tracker yet; capped at {MOST_COUNTED_OF_EACH}."
         yield Family("boost_job_tracker_events_behind", unsent, (*LABELS, "tracker"), behind)
         of_failures = "Number of failed deliveries to the tracker."
         yield Family("boost_job_tracker_failures_total", of_failures, (*LABELS, "tracker"), failures)
@@ -210,10 +210,10 @@ class _Only(Collector):
 
 
 def targets(jobs: Iterable[JobRecord]) -> list[TargetGroup]:
-    """Return the ranks of RUNNING jobs that serve metrics, for service discovery."""
+    """Return the ranks of RUNNING jobs that serve metrics, for service discovery; none of gangs without workers."""
     groups: list[TargetGroup] = []
     for job in jobs:
-        if job.state is not JobState.RUNNING or job.shape is None:
+        if job.state is not JobState.RUNNING or not job.has_workers or job.shape is None:
             continue
         layout = job.present_layout
         for rank, endpoint in enumerate(job.shape.metrics_endpoints):

@@ -154,7 +154,9 @@ OF_ALL = (
 OF_STARTED: tuple[Value | Parts, ...] = (
     Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
     Value("boost_job_workers", "Workers training now.",
-        lambda seen: seen.job.present_layout.world_size if seen.job.state is JobState.RUNNING else 0),
+        lambda seen: (
+            job.present_layout.world_size if (job := seen.job).state is JobState.RUNNING and job.has_workers else 0
+        )),
     Value("boost_job_tensor_parallel_size", "Tensor parallel ranks of the newest gang.", "shape.tensor_parallel_size"),
     Value("boost_job_pipeline_parallel_size", "Pipeline parallel ranks of the newest gang.",
         "shape.pipeline_parallel_size"),

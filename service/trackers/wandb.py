@@ -28,6 +28,7 @@ from boost_core.config.job import WandbConfig
 from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
+from service.proxies import proxy_of
 from service.security.redaction import redact, register_secrets
 from service.trackers.curves import LARGEST_ANSWER, Batch, NotYet, read_answer
 from service.trackers.forwarder import BATCH
@@ -140,11 +141,18 @@ class Wandb:
         try:
             # Redirects are not followed: what is sent is for this server only.
             with httpx.stream(
-                "POST", f"{self._url}/graphql", json=query, auth=("api", self._key), timeout=_SECONDS
+                "POST",
+                f"{self._url}/graphql",
+                json=query,
+                auth=("api", self._key),
+                timeout=_SECONDS,
+                verify=httpx.create_ssl_context(),
+                proxy=proxy_of(self._url),
+                trust_env=False,
             ) as response:
                 too_large = WandbRefused(f"{self._url} answers with more than {LARGEST_ANSWER} bytes")
                 content = read_answer(response, too_large)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             raise ConnectionError(f"{self._url} does not answer: {error or type(error).__name__}") from error
         answer = None
         with suppress(ValueError):

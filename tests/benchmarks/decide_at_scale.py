@@ -1,7 +1,8 @@
 """A scheduling pass over many jobs and nodes, beside the reference in ``tests.reference_scheduler``.
 
 ``python -m tests.benchmarks.decide_at_scale`` writes docs/figures/decide_at_scale.md; it takes some minutes on two
-cores. The nodes have 8 GPUs, and gangs of several sizes fill them; jobs of twelve shapes from eight tenants wait.
+cores. The nodes have 8 GPUs, and gangs of several sizes fill them; jobs of twelve shapes from eight tenants wait, each
+with a seed, a number of steps and a learning rate of its own.
 """
 
 import argparse
@@ -66,6 +67,9 @@ class World:
         number = next(self._numbers)
         record, text = self._templates[shape, 2 if number % 2 else None]
         spec = JobSpec.model_validate_json(text)  # a record from the store shares nothing with another
+        training = spec.training.model_copy(update={"seed": number, "steps": 1_000 + number})
+        optimizer = spec.optimizer.model_copy(update={"learning_rate": 1e-3 / (1 + number)})
+        spec = spec.model_copy(update={"training": training, "optimizer": optimizer})
         changes = {"state": state[0], "reason": state[1]} if state else {}
         name = f"job-{number:07}"
         tenant = f"team-{number % 8}"

@@ -557,7 +557,7 @@ def halt_while_a_slow_store_takes_a_checkpoint(spec: JobSpec) -> list[str]:
     """What was said meanwhile; the store has the checkpoint once something was said three times."""
     said, calls = list[str](), threading.Semaphore(0)
 
-    def while_saving(failure: str) -> None:
+    def goes_on(failure: str) -> None:
         said.append(failure)
         calls.release()
 
@@ -568,7 +568,7 @@ def halt_while_a_slow_store_takes_a_checkpoint(spec: JobSpec) -> list[str]:
         if times.step == spec.checkpoint.every_steps:
             membership.halt.set()  # after the next one
 
-    membership = Membership(before_save=before_save, while_saving=while_saving, after_step=after_step)
+    membership = Membership(before_save=before_save, goes_on=goes_on, after_step=after_step)
     train(spec, Recorder(), membership)
     return said
 

@@ -54,6 +54,28 @@ def written(store: tuple[str, dict | None], job: JobSpec, *steps: int) -> Checkp
     return folder
 
 
+@pytest.mark.parametrize("beneath", [False, True])
+def test_a_checkpoint_that_is_a_link_counts_and_is_never_written_through(
+    tmp_path: Path, job: JobSpec, beneath: bool
+) -> None:
+    other = written((str(tmp_path / "other"), None), job, 100, 200)
+    links = tmp_path / "runs"
+    links.mkdir()
+    for step in (100, 200):
+        (links / f"step-{step:08d}").symlink_to(other.step_url(step))
+    folder = CheckpointFolder(str(links), {"beneath": [str(tmp_path)]} if beneath else None)
+    assert (folder.steps(), folder.newest_intact()) == ([100, 200], 200)
+    folder.pin(100)
+    with pytest.raises(CheckpointPinned):
+        folder.remove(100)
+    folder.unpin(100)
+    folder.remove(100)
+    assert folder.steps() == [200]
+    folder.prepare(200)
+    assert (links / "step-00000200").is_dir() and not (links / "step-00000200").is_symlink()
+    assert [other.damage(step) for step in other.steps()] == [[], []]
+
+
 @pytest.mark.full
 def test_a_folders_name_is_no_pattern(store: tuple[str, dict | None], job: JobSpec) -> None:
     url, options = store

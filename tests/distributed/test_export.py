@@ -19,9 +19,11 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.config.training import SourceConfig
 from boost_core.convert.__main__ import main
+from boost_core.convert.export import Destination
 from boost_core.convert.model_folder import InMemory, published_slots, to_published, write_start
 from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer, open_tokenizer
+from boost_core.temporary import TemporaryFolder
 from tests.distributed.recording import train_and_record
 from tests.exports import OWN, checkpoint_of, model_with, weights_of
 from tests.hub import local_hub
@@ -244,6 +246,28 @@ def test_nothing_is_written_over(checkpoints: str, tmp_path: Path, capsys: pytes
     assert "is not empty (it has thesis.tex); give a new folder" in capsys.readouterr().err
     assert export(checkpoints, tmp_path / "model" / "thesis.tex") == 2
     assert "is a file" in capsys.readouterr().err
+
+
+def test_what_a_killed_export_has_left_in_a_folder_is_no_obstacle_and_another_export_is(
+    checkpoints: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    (model / ".export-killed").mkdir(parents=True)
+    assert export(checkpoints, model) == 0
+    assert (model / "config.json").exists() and not list(model.glob(".*"))
+    shutil.rmtree(model)
+    model.mkdir()
+    with TemporaryFolder(".export-", model):
+        assert export(checkpoints, model) == 2
+        assert "is not empty (it has .export-" in capsys.readouterr().err
+    new, there = Destination(str(tmp_path / "new")), Destination(str(tmp_path / "new"))
+    with new.staging(1) as first, there.staging(1) as second:
+        for staged, name in ((first, "a"), (second, "b")):
+            (staged / name).write_text("x")
+        new.publish(first)
+        with pytest.raises(OSError, match="new cannot be made: Directory not empty; give a new folder"):
+            there.publish(second)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a"]
 
 
 def test_a_disk_that_is_full_is_refused_before_anything_is_read(

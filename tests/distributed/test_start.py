@@ -63,3 +63,6 @@ def test_nothing_is_drawn_where_a_checkpoint_is_loaded(ranks: Ranks, tmp_path: P
     assert count > 0
     assert again == 0
     assert first.keys() | second.keys() == set(range(1, 7))
+    assert ranks.run(1, draws, job(6, "halves")) == [(0, {})]  # nothing is left to train
+    with pytest.raises(ValueError, match=r"step-00000006 is past training\.steps=5; set training\.steps to 6 or more"):
+        ranks.run(1, draws, job(5, "halves"))

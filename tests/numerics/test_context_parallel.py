@@ -27,7 +27,6 @@ from boost_core.model.attention import begins
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.communicator import Communicator, Entry, StepClock
 from boost_core.plan.machine import Cluster, Level, Machine, machine_for
-from boost_core.plan.resolve import units
 from boost_core.plan.throughput import block_work
 from boost_core.train.batch import Batch, LocalTokens, Partitioner, document_lengths
 from boost_core.train.loop import evaluate, train
@@ -741,8 +740,8 @@ def test_replicas_come_and_go_with_all_their_context_parallel_ranks() -> None:
     elastic = {"data_parallel_size": {"max": 2}, "layouts": [[1, 1], [2, 1]]}
     spec = tiny_job(Path("corpus"), "checkpoints", parallelism=changes, elasticity=elastic)
     assert set(spec.layouts()) == {Layout(tp, 1, dp, cp=2) for tp in (1, 2) for dp in (1, 2)}
-    assert [units(layout) for layout in (Layout(2, 1, 2, cp=2), Layout(1, 1, 1, cp=2))] == [(2, 4), (1, 2)]
-    assert units(Layout(2, 1, 2, cp=2), "STRICT_PACK") == (4, 2)
+    assert [layout.units() for layout in (Layout(2, 1, 2, cp=2), Layout(1, 1, 1, cp=2))] == [(2, 4), (1, 2)]
+    assert Layout(2, 1, 2, cp=2).units("STRICT_PACK") == (4, 2)
     assert str(Layout(2, 1, 3, cp=4)) == "tp 2 × pp 1 × cp 4 × dp 3"
 
 

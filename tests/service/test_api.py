@@ -283,7 +283,10 @@ BAD_BODIES = [
     (b'{"model": {"rope_theta": Infinity}}', "body", "Infinity is not a valid JSON number"),
     (b'{"model": {"rope_theta": 1e999}}', "body", "too large"),
     (b'{"training": {"steps": 1' + b"0" * 5000 + b"}}", "body", "is too long"),
-    (b"[" * 100_000, "body", "nested too deeply"),
+    (b"[" * 30_000, "body", "nested too deeply"),
+    (b"[" * 100_000, "body", "has more than 40000 values"),
+    (b'{"a": "' + b"[" * 100_000, "body", "is not JSON"),
+    (json.dumps({f"f{number}": 1 for number in range(12_001)}).encode(), "body", "values or 12000 fields"),
     (b'{"\\ud800": 1}', "body", "surrogates"),
     (json.dumps(changed("checkpoint.url", "\ud800")).encode(), "body", "surrogates"),
 ]

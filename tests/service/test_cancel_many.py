@@ -160,6 +160,9 @@ def test_the_fields_of_the_list(http: httpx.Client, store: JobStore, which: dict
         ({"ids": ["job-0"], "group": "g"}, "ids", "leave out group"),
         ({"ids": ["job 0"]}, "ids[0]", "pattern"),
         ({"name": "", "queue": "default"}, "name", "is empty"),
+        ({"name": "\0"}, "name", "text without control characters"),
+        ({"search": "a\0"}, "search", "text without control characters"),
+        ({"submitted_by": "ann\n"}, "submitted_by", "text without control characters"),
         ({"states": ["QUEUED"]}, "states", "did you mean state?"),
         ({"group": "g", "limit": 5}, "limit", "there is no such field"),
         ([], "body", "must be a JSON object"),
@@ -175,6 +178,16 @@ def test_what_names_no_jobs_is_refused(
     (error,) = answer.json()["errors"]
     assert (error["field"], message in error["message"]) == (field, True), error
     assert store.counts()[JobState.QUEUED] == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_list_searches_in_all_alphabets_and_for_no_control_characters(http: httpx.Client, store: JobStore) -> None:
+    (job,) = submitted(store, 1, notes="für später")
+    submitted(store, 1)
+    found = http.get("/v1/jobs", params={"search": "FÜR SPÄTER"}).json()["jobs"]
+    assert [each["id"] for each in found] == [job]
+    for query in ("?name=%00", "?search=%00", "?submitted_by=%00", "/compare?search=%00"):
+        assert http.get(f"/v1/jobs{query}").status_code == 422, query
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

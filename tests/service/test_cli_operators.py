@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from service import serve
 from service.cli.console import ExitStatus
 from service.jobs.store import JobStore
+from service.settings import Settings
 from tests.service.canned import A_KEY, A_QUEUE, A_TENANT, AUDIT, NODES
 from tests.service.command_line import boost_at, run_boost
 from tests.service.conftest import free_port
@@ -185,6 +187,21 @@ def test_keys_in_the_database_itself(tmp_path: Path) -> None:
     assert (lost.exit_code, "BOOST_DATABASE_URL names cannot be used" in lost.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    "database", ["mysql://db", "postgresql://a@127.0.0.1:x/b", "sqlite:///{}/damaged.db", "postgresql://{}"]
+)
+def test_serve_says_in_a_line_what_is_wrong_with_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    monkeypatch.setattr(serve, "write_logs", lambda _: None)
+    (tmp_path / "damaged.db").write_bytes(b"x" * 5000)
+    place = f"boost:hidden@127.0.0.1:{free_port()}/boost" if database.startswith("postgresql://{") else tmp_path
+    settings = Settings(home=tmp_path, database_url=database.format(place), auth=False, port=free_port())
+    with pytest.raises(SystemExit, match=r"^the database that BOOST_DATABASE_URL names cannot be used: ") as ended:
+        serve.run(settings)
+    assert "hidden" not in str(ended.value)
+
+
 def test_migrate(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new/boost.db"
     for _ in range(2):
@@ -200,3 +217,4 @@ def test_migrate_says_what_is_wrong_and_no_password() -> None:
     unknown = run_boost("migrate", BOOST_DATABASE_URL="mysql://db")
     assert unknown.exit_code == ExitStatus.BAD_INPUT
     assert "use sqlite or postgresql" in unknown.stderr
+    assert run_boost("migrate", BOOST_DATABASE_URL="postgresql://db:port/boost").exit_code == ExitStatus.BAD_INPUT

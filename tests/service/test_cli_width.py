@@ -224,10 +224,11 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
 
 def test_the_trainers_lines_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    print_lines(f"{SENTENCE}\n  {SENTENCE}")
+    print_lines(f"{SENTENCE}\n  {SENTENCE}\n\x1b]0;title\a")
     rows = [Row("rank", "7b tp4 b4 s4096 cola", f"quantity {each}", "s", 0.1, 0.2, 0.3) for each in range(9)]
     shown = capsys.readouterr().out + table(rows, WIDTH)
     assert too_wide(shown) == []
+    assert "\\u001b]0;title\\u0007" in shown
     assert shown.count("quantity") == 9 and shown.count("200.000 ms (100.000 – 300.000)") == 9
 
 

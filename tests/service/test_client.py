@@ -234,8 +234,8 @@ def test_a_date_to_come_back_at(ask: Ask) -> None:
         (lambda c: c.profile("j", Profile()), ("POST", "/v1/jobs/j/profiles", Profile().model_dump(mode="json"))),
         (lambda c: c.metrics("j"), ("GET", "/v1/jobs/j/metrics?points=500", None)),
         (
-            lambda c: c.metrics("j", 9, from_step=1, to_step=2),
-            ("GET", "/v1/jobs/j/metrics?from_step=1&points=9&to_step=2", None),
+            lambda c: c.metrics("j", 9, from_step=1, to_step=2, ranks=False),
+            ("GET", "/v1/jobs/j/metrics?from_step=1&points=9&ranks=false&to_step=2", None),
         ),
         (lambda c: c.checkpoints("j"), ("GET", "/v1/jobs/j/checkpoints", None)),
         (lambda c: c.checkpoint("j", 5), ("GET", "/v1/jobs/j/checkpoints/5", None)),

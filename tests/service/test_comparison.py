@@ -9,12 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec, Layout
 from service.accounts.keys import KeyStore
 from service.client import Client
-from service.jobs.comparison import differing_fields
+from service.jobs.comparison import differing_fields, gpu_hours_of
 from service.jobs.model import Owner
+from service.jobs.queries import results_of
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.models.access import Scope
@@ -166,6 +168,19 @@ def test_jobs_are_compared_by_any_result(api: RunningApi, store: JobStore) -> No
             assert [job.id for job in sorted_.jobs] == [*first, waiting]  # without the result: last
         assert client.compare([waiting]).jobs[0].seconds is None
         assert client.compare(group="others").jobs == []
+
+
+def test_a_gang_that_waits_for_lost_workers_uses_no_gpu_hours(store: JobStore) -> None:
+    job = store.create(a_spec(resources={"gpus_per_worker": 1}), "/c")
+    start(store, job.id)
+    now, hour = datetime.now(UTC), timedelta(hours=1)
+    store.append_reports(job.id, 1, [(1, now - hour, a_shape())])
+    store.change(job.id, Reason.GANG_RECOVERING, "node a was lost")
+    store.change(job.id, Reason.WAITING_FOR_RESOURCES, "waits for 2 × {GPU: 1}")
+    store.append_reports(job.id, 1, [(2, now + 5 * hour, a_shape())])
+    with Session(store.engine) as session:
+        _, ranks = results_of(session, [job.id])
+    assert gpu_hours_of(store.get(job.id), ranks[job.id], now + 6 * hour) == pytest.approx(2 + 2, rel=0.01)
 
 
 def test_results_are_of_the_whole_run_and_of_the_job_alone(api: RunningApi, store: JobStore) -> None:

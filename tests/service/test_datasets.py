@@ -353,6 +353,11 @@ def test_a_clone_keeps_its_shards_when_the_name_means_others(
     client.cancel(clone.id)
     make(client, tmp_path, cluster, reconciler, seed=2)
     assert client.clone(clone.id, {}).spec.data == original.spec.data
+    for change in ({"dataset": "corpus-v1"}, {"dataset": None}, {"dataset": None, "tokenizer": "bytes"}):
+        changed = client.clone(clone.id, {"data": change}).spec.data
+        assert changed.source == (original.spec.data.source if change["dataset"] else None)
+    mixture = {"dataset": None, "mixture": [{"dataset": "corpus-v1", "weight": 1}]}
+    assert client.clone(clone.id, {"data": mixture}).spec.data.mixture[0].dataset == "corpus-v1"
     fresh = client.clone(clone.id, {"data": {"source": None}}).spec.data
     assert fresh.source.paths == (client.dataset("corpus-v1").url,) != original.spec.data.source.paths
     with pytest.raises(ApiError, match=r"data\.source: names other shards"):
@@ -411,6 +416,10 @@ def test_a_tenant_has_its_own_datasets_alone(store: JobStore, client_with: With,
     assert other.get("/v1/datasets").json() == {"datasets": []}
     answers = [other.get("/v1/datasets/corpus-v1"), other.delete("/v1/datasets/corpus-v1")]
     assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(404, "dataset-not-found")}
+    assert other.post("/v1/datasets/corpus-v1/cancel", params={"tenant": "lab"}).status_code == 404
+    admin = client_with(Scope.ADMIN, tenant="operators")
+    assert admin.post("/v1/datasets/corpus-v1/cancel").status_code == 404
+    assert admin.post("/v1/datasets/corpus-v1/cancel", params={"tenant": "lab"}).json()["state"] == "CANCELLED"
     outside = other.post("/v1/datasets", json=request(tmp_path))
     assert (outside.status_code, "is outside of what this tenant may use" in outside.text) == (422, True)
 

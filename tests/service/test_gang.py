@@ -249,6 +249,24 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
 
 
 @pytest.mark.nightly
+def test_a_supervisor_that_fails_says_why_and_leaves_nothing(gangs: RayGangs, start: Callable[..., Gang]) -> None:
+    gang = start(training=ENDLESS)
+    gang.until(trained(5))
+
+    def overload(supervisor: Any) -> None:
+        def observe() -> None:
+            raise TimeoutError("the head is busy")
+
+        supervisor._executor.observe = observe
+
+    gangs._handles[gang.job_id, 1].actor.__ray_call__.remote(overload)
+    gang.until(lambda gang: gang.status.phase is GangPhase.RECOVERING)
+    assert gang.status.message == "the gang's supervisor failed: TimeoutError: the head is busy"
+    until(lambda: gangs.poll([PollRequest((gang.job_id, 1), gang.sequences[-1], gang.orders)]) == [None])
+    assert freed_within(gangs, 10)
+
+
+@pytest.mark.nightly
 def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
     gang = start(training={"steps": 60}, checkpoint={"every_steps": 50})
     gang.until(trained(20))
@@ -319,7 +337,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     step = gang.of("progress")[-1].step + 30
     drill(kind="kill_rank", rank=1, at_step=step)
     gang.until(lambda gang: gang.of("restart"))
-    assert step - 1 <= gang.of("restart")[0].step <= step + 1
+    assert gang.of("restart")[0].step >= step - 1
     gang.until(trained(step + 10))
     drill(kind="hang_rank", rank=0)
     gang.until(lambda gang: len(gang.of("restart")) == 2)

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from boost_core.messages import EvaluationReport, RankTimesReport
+from service.jobs import queries
 from service.jobs.model import JobRecord
 from service.jobs.queries import history
 from service.jobs.store import JobStore
@@ -66,6 +67,17 @@ def test_many_steps_become_few_points(store: JobStore, job: JobRecord) -> None:
     assert (first.loss_min, first.loss_max) == (loss(20), loss(11))
     assert found.samples[3].loss == pytest.approx(fmean(loss(step) for step in range(41, 51) if step != 42), rel=1e-12)
     assert [times.step for times in found.ranks] == list(range(20, 91, 10))
+
+
+def test_times_of_many_ranks_are_fewer_rows(store: JobStore, job: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "MOST_RANK_TIMES", 20)  # two ranks' at ten points
+    found = read(store, job)
+    assert (found.bucket_steps, len(found.samples), len(found.evaluations)) == (1, STEPS, 3)
+    assert [times.step for times in found.ranks] == [*range(10, 91, 10), 95]
+    assert [times.step for times in read(store, job, points=20).ranks] == [*range(10, 91, 10), 95]
+    assert [times.step for times in read(store, job, first=51, last=60).ranks] == [55, 60]
+    with Session(store.engine) as session:
+        assert history(session, job.id, 1, STEPS, STEPS, ranks=False) == found.model_copy(update={"ranks": []})
 
 
 def test_a_job_without_steps_has_no_points(store: JobStore) -> None:

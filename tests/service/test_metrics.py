@@ -192,7 +192,8 @@ def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     store.create(a_spec(queue="night"), ROOT, Owner("lab", "ci"))
     time.sleep(0.05)
     store.create(a_spec(queue="night"), ROOT, Owner("birds", "ci"))
-    start(store, store.create(a_spec(queue="night", **ON_GPUS), ROOT, Owner("birds", "ci")).id)
+    running = store.create(a_spec(queue="night", **ON_GPUS), ROOT, Owner("birds", "ci"))
+    start(store, running.id)
     found = Scrape(http)
     assert found.by("state", "boost_queue_jobs", queue="night") == {"QUEUED": 2, "SCHEDULING": 0, "RUNNING": 1}
     assert found.by("state", "boost_queue_jobs", queue="default") == {"QUEUED": 0, "SCHEDULING": 0, "RUNNING": 0}
@@ -203,6 +204,10 @@ def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     assert found.by("queue", "boost_queue_gpus_limit") == {"night": 8}
     assert found.by("tenant", "boost_tenant_gpus_held") == {"lab": 0, "birds": 2}
     assert found.by("tenant", "boost_tenant_gpus_limit") == {"lab": 4}
+    store.change(running.id, Reason.WAITING_FOR_RESOURCES, "its node was lost; waits for 2 × {GPU: 1}")
+    waits = Scrape(http)
+    assert set(waits.by("queue", "boost_queue_gpus_held").values()) == {0}
+    assert set(waits.by("tenant", "boost_tenant_gpus_held").values()) == {0}
 
 
 @pytest.mark.full

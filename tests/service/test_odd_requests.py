@@ -1,13 +1,17 @@
 """Requests at the edges of what HTTP, JSON, the calendar and file systems allow: each is answered in words."""
 
+import copy
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +22,8 @@ from service.jobs.store import JobStore
 from service.models.access import Scope
 from tests.service.conftest import RunningApi, With
 from tests.service.records import GOOD, a_spec
-from tests.service.test_api import problem_of
+from tests.service.routes import Route, routes_of
+from tests.service.test_api import JSON, problem_of
 
 ENDS_OF_TIME = [
     "0001-01-01T00:00:00+23:59",
@@ -96,6 +101,74 @@ def test_a_refusal_is_short_however_much_is_wrong(client_with: With, store: JobS
     changes = {f"field_{number}": 1 for number in range(10_000)}
     problem = problem_of(http.post(f"/v1/jobs/{job.id}/clone", json={"changes": changes}), 422)
     assert (len(problem["errors"]), "and 9950 more" in problem["detail"]) == (50, True)
+
+
+UNKNOWN = {f"field_{number}": 1 for number in range(1_100)}
+WRONG = [["!", {}, [], -1][number % 4] for number in range(25_000)]  # about as many values as a body may have
+
+
+def illegal_parts(document: dict[str, Any], schema: dict[str, Any], *path: str | int) -> Iterator[tuple[Any, ...]]:
+    """Every list and object in a schema, with too many entries that are wrong; each model once, by its path."""
+    if "$ref" in schema:
+        yield from illegal_parts(
+            document, document["components"]["schemas"].pop(schema["$ref"].split("/")[-1], {}), *path
+        )
+    for each in (one for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, [])):
+        yield from illegal_parts(document, each, *path)
+    if schema.get("type") == "array":
+        yield *path, WRONG
+        if "$ref" in json.dumps(schema.get("items")):
+            yield *path, [UNKNOWN] * 10  # about as many fields as a body may have
+        yield from illegal_parts(document, schema.get("items", {}), *path, 0)
+    if schema.get("type") == "object":
+        yield *path, UNKNOWN
+    of_any_name = [("x", each) for each in schema.get("patternProperties", {}).values()]
+    for name, each in [*schema.get("properties", {}).items(), *of_any_name]:
+        yield from illegal_parts(document, each, *path, name)
+
+
+def changed(body: Any, *path: Any) -> Any:
+    """A body with its part at a path replaced by the last argument; an object there keeps its fields."""
+    name, *rest = path
+    if not rest:
+        return body | name if isinstance(body, dict) and isinstance(name, dict) else name
+    if isinstance(name, int):
+        return [changed({}, *rest)]
+    own = body if isinstance(body, dict) else {}
+    return own | {name: changed(own.get(name), *rest)}
+
+
+@pytest.mark.full
+def test_no_illegal_body_costs_much_more_than_the_largest_legal_one(
+    api: RunningApi, http: httpx.Client, store: JobStore
+) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    paths = [f"/data/{number}" for number in range(10_000)]
+    largest = {
+        "source": {"kind": "text", "paths": paths},
+        "validation": [{"name": "x", "kind": "text", "paths": paths}],
+    }
+
+    def cost(route: Route, body: Any) -> float:
+        content = json.dumps(body, separators=(",", ":"))
+        begin = time.process_time()
+        answer = http.request(route.method, route.call(job.id)["url"], content=content, headers=JSON)
+        assert 400 <= answer.status_code < 500, (route, answer.text[:300])
+        return time.process_time() - begin
+
+    document, costs = copy.deepcopy(api.app.openapi()), list[tuple[str, Any, float]]()
+    routes = [route for route in routes_of(api.app) if route.takes_body]
+    submit = next(route for route in routes if route.path == "/v1/jobs")
+    whole = min(cost(submit, GOOD | {"data": largest}) for _ in range(3))
+    for route in routes:
+        operation = document["paths"][route.path][route.method.lower()]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        for part in [*illegal_parts(document, schema)]:
+            body = changed(route.call(job.id)["json"], *part)
+            tries = (cost(route, body) / whole for _ in range(3))  # as others use this machine, too
+            costs.append((route.path, part[:-1], next((each for each in tries if each <= 5), math.inf)))
+    assert len(costs) > 80
+    assert [each for each in costs if each[-1] > 5] == []
 
 
 def raw_answer(api: RunningApi, request: str) -> bytes:

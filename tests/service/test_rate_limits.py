@@ -1,7 +1,9 @@
 """How much may be asked of the service, by whom."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,14 +11,16 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
+from boost_core.plan.report import Plan, plan
 from service.api.errors import RateLimited
-from service.api.limits import WINDOW_SECONDS, RateLimits, network_of
+from service.api.limits import PLANS_WAITING, WINDOW_SECONDS, RateLimits, network_of
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
 from service.models.access import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi, With
-from tests.service.records import a_spec
+from tests.service.hostile import until
+from tests.service.records import GOOD, a_spec
 
 Begin = Callable[..., tuple[RunningApi, With]]
 
@@ -72,6 +76,35 @@ def test_the_limit_ends_when_it_says(server_with: Begin, monkeypatch: pytest.Mon
     count_until_limited(lambda: http.get("/v1/whoami"), 30)
     time.sleep(int(http.get("/v1/whoami").headers["retry-after"]))
     assert http.get("/v1/whoami").status_code == 200
+
+
+def test_plans_have_threads_of_their_own_one_for_each_tenant(
+    server_with: Begin, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client_with = server_with(rate_per_second=1000)
+    job, go_on, running = store.create(a_spec(), "/ckpt", Owner("lab", "ann")), threading.Event(), list[int]()
+
+    def wait_and_plan(*_: object) -> Plan:
+        running.append(1)
+        go_on.wait(60)
+        return plan(job.spec)
+
+    monkeypatch.setattr("service.api.admission.plan", wait_and_plan)
+    http = client_with(Scope.SUBMIT, tenant="lab")
+    asked = [("POST", "/v1/plans", GOOD), ("GET", f"/v1/jobs/{job.id}/plan", None)]
+    with ThreadPoolExecutor(60) as threads:
+        try:
+            answers = [
+                threads.submit(http.request, method, path, json=body, timeout=60) for method, path, body in 30 * asked
+            ]
+            until(lambda: sum(answer.done() for answer in answers) == 60 - 1 - PLANS_WAITING)
+            assert running == [1]
+            others = client_with(Scope.READ, tenant="other")
+            assert others.get("/v1/jobs").status_code == others.get("/v1/nodes").status_code == 200
+        finally:
+            go_on.set()
+    assert sum(map(is_limited, (answer.result() for answer in answers))) == 60 - 1 - PLANS_WAITING
+    assert sum(answer.result().status_code == 200 for answer in answers) == 1 + PLANS_WAITING
 
 
 @pytest.mark.full

@@ -23,8 +23,10 @@ from service.jobs.datasets import DatasetBuilds, DatasetStore
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
+from service.jobs.sweeps import SweepStore
 from service.models.datasets import DatasetRequest
 from service.models.jobs import QueueSettings
+from service.models.sweeps import SweepRequest
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi
 from tests.service.records import (
@@ -299,6 +301,10 @@ def test_what_a_job_starts_from_is_looked_up(http: httpx.Client, store: JobStore
     assert "rank is 32 there and 4 here" in problem("checkpoint.weights_from", {"weights_from": there}, **narrow)
     accepted = http.post(path, json=spec | {"training": spec["training"] | few, "checkpoint": {"weights_from": there}})
     assert accepted.is_success, accepted.text
+    queued = store.create(a_spec(checkpoint={"continue_from": there}), f"file://{tmp_path}")
+    refused = http.patch(f"/jobs/{queued.id}", json={"training": few})
+    assert code(refused) == (422, "invalid-job") and refused.json()["errors"][0]["field"] == "training.steps"
+    assert http.patch(f"/jobs/{queued.id}", json={"training": {"steps": 6}}).is_success
 
 
 @pytest.fixture
@@ -346,6 +352,13 @@ def test_what_another_job_starts_from_is_not_deleted(http: httpx.Client, store: 
     assert code(http.delete(f"{path}/30")) == (409, "checkpoint-in-use")  # its first gang may be lost
     store.append_reports(newest.id, 1, numbered(a_checkpoint()))
     store.request_cancel(middle.id)
+    sweeps, space = SweepStore(store), {"checkpoint.weights_from": {"choices": [f"{folder}/step-00000020"]}}
+    request = SweepRequest(name="onward", job=a_spec(checkpoint={"continue_from": folder}), space=space, search="grid")
+    sweeps.create(request, Owner("default", "ci"))
+    for step in (30, 20):
+        refused = http.delete(f"{path}/{step}")
+        assert code(refused) == (409, "checkpoint-in-use") and "the sweep 'onward'" in refused.json()["detail"]
+    sweeps.update(sweeps.get("onward", "default"), state="STOPPED")
     assert [http.delete(f"{path}/{step}").status_code for step in (30, 20)] == [204, 204]
     assert not store.get(other.id).finished  # of another tenant, which keeps nobody else's checkpoints
 
@@ -473,6 +486,10 @@ def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
     assert code(http.delete("/queues/default")) == (409, "queue-in-use")
     http.post(f"/jobs/{waiting['id']}/cancel")
     store.change(running.id, Reason.TRAINING_FINISHED, "all steps done")
+    sweeps, space = SweepStore(store), {"queue": {"choices": ["default", "night"]}}
+    sweeps.create(SweepRequest(name="queues", job=a_spec(), space=space, search="grid"), Owner("birds", "ci"))
+    assert code(http.delete("/queues/night")) == (409, "queue-in-use")
+    sweeps.update(sweeps.get("queues", "birds"), state="STOPPED")
     assert http.delete("/queues/night").status_code == 204
     assert code(http.get("/queues/night")) == code(http.delete("/queues/night")) == (404, "queue-not-found")
     assert code(http.post(f"/jobs/{waiting['id']}/retry")) == (404, "queue-not-found")
@@ -499,6 +516,8 @@ def test_nodes_and_what_runs_on_them(http: httpx.Client, store: JobStore) -> Non
         "unusable": None, "jobs": [{"id": job.id, "name": "tiny", "ranks": 2}], "other_ranks": 0, "dataset": None,
     }  # fmt: skip
     assert found["nodes"] == [node | expected for node in nodes]
+    store.change(job.id, Reason.WAITING_FOR_RESOURCES, "its workers were lost")
+    assert [node["jobs"] for node in http.get("/nodes").json()["nodes"]] == [[], []]
 
 
 def test_a_build_is_shown_as_holder_of_cpus(http: httpx.Client, store: JobStore) -> None:

@@ -1,5 +1,6 @@
 """Sweeps in the record and over HTTP, with jobs that do as the test says; test_sweeps_end_to_end has real ones."""
 
+import errno
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import httpx
@@ -28,6 +30,7 @@ from sqlalchemy.exc import IntegrityError
 
 from boost_core.config.base import StoreUnusable
 from boost_core.config.data_files import UnfitData
+from boost_core.plan.search_process import SearchFailed, TooLong
 from service.api.errors import InvalidJob, StoreUnavailable
 from service.api.limits import THREADS_PER_TENANT
 from service.api.routes.sweeps import trial_submitter
@@ -43,6 +46,7 @@ from service.models.access import Scope
 from service.models.problems import job_errors
 from service.models.sweeps import IllegalTrial, Sweep, SweepRequest, SweepState, SweepTrial, TrialState
 from service.scheduler.sweeps import SweepDriver, SweepLoop
+from service.security.secrets import SecretUnusable
 from tests.service.browser import Visit
 from tests.service.command_line import boost_at
 from tests.service.conftest import RunningApi, With
@@ -153,11 +157,7 @@ class Lab:
 
     def trials(self) -> list[SweepTrial]:
         sweep = self.sweeps.get("rates", "default")
-        jobs = self.store.of_sweep(sweep.id)
-        return [
-            sweep_study.shown(sweep.spec, trial, jobs[trial.number].id if trial.number in jobs else None)
-            for trial in self.studies.trials(sweep.id)
-        ]
+        return sweep_study.all_shown(sweep.spec, self.studies.trials(sweep.id), self.store.of_sweep(sweep.id))
 
     def choices(self) -> list[dict[str, Any]]:
         """All that is decided about the trials."""
@@ -252,19 +252,34 @@ def test_any_field_of_the_job_is_varied_by_its_path() -> None:
         "data.mixture[1].weight": 3.0,
         "model.preset": "60m",
         "elasticity.data_parallel_size": {"min": 1, "max": 2},
+        "optimizer.betas[1]": 0.99,
     }
     spec = sweep.trial(7, parameters)
     assert [source.weight for source in spec.data.mixture] == [1.0, 3.0]
     assert (spec.model.hidden_size, spec.elasticity.data_parallel_size.max) == (512, 2)
     assert (spec.name, spec.group, spec.tags) == ("rates-7", "rates", ("mine", "trial-7"))
+    assert spec.optimizer.betas == (sweep.job.optimizer.betas[0], 0.99)
     for parameters, what in (
         ({"model.rank": 4000}, r"with model.rank=4000: model.rank: 4000 is above hidden_size"),
         ({"optimizer.rate": 1}, r"there is no such field"),
         ({"name.first": "a"}, r"what is above first is not a section"),
         ({"data.mixture[2].weight": 1}, r"the job has no entry 2 there"),
+        ({"data.mixtures[0].weight": 1}, r"data.mixtures\[0\].weight: the job has no entry 0 there"),
     ):
         with pytest.raises(IllegalTrial, match=what):
             sweep.trial(0, parameters)
+
+
+def test_steps_and_tokens_stand_for_each_other() -> None:
+    training = {key: value for key, value in JOB["training"].items() if key != "steps"}
+    for written, path, value in (({"steps": 9}, "training.tokens", 2048), ({"tokens": 9999}, "training.steps", 2)):
+        space, job = {path: {"choices": [value]}}, JOB | {"training": training | written}
+        sweep = SweepRequest.model_validate(request(job=job, space=space))
+        assert sweep.trial(0, {path: value}).training.steps == 2
+        both = {"training.steps": {"choices": [2]}, "training.tokens": {"choices": [9999]}}
+        sweep = SweepRequest.model_validate(request(job=job, space=both))
+        with pytest.raises(IllegalTrial, match="leave one of the two out"):
+            sweep.trial(0, {"training.steps": 2, "training.tokens": 9999})
 
 
 def test_a_section_and_a_field_in_it_are_varied_together_and_the_file_stays_as_it_is() -> None:
@@ -382,8 +397,9 @@ def test_a_sweep_that_cannot_be_read_holds_up_no_other(lab: Lab) -> None:
     lab.create(budget={"trials": 1})
     assert lab.run().state is SweepState.FINISHED
     assert [sweep.name for sweep in lab.sweeps.list("default", 10)] == ["rates"]
-    with pytest.raises(SweepConflict, match="of another release, and ends here"):
-        lab.sweeps.request_stop("broken", "default")
+    for read in (lab.sweeps.get, lab.sweeps.request_stop):
+        with pytest.raises(SweepConflict, match="of another release, and cannot be read; boost sweep stop broken ends"):
+            read("broken", "default")
     with lab.store.engine.connect() as connection:
         states = connection.execute(text("SELECT state FROM sweeps WHERE name = 'broken'")).scalars()
         assert list(states) == [SweepState.STOPPED]
@@ -508,8 +524,9 @@ def test_importance_is_computed_when_more_trials_have_ended(lab: Lab, monkeypatc
 @pytest.mark.full
 def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
     tokens = 9 * JOB["training"]["sequence_length"] * SweepRequest.model_validate(request()).job.training.samples(1)
-    lab.create(budget={"tokens": 2 * tokens + 1, "trials": 50}, parallel=1)
-    assert lab.run().trials == {TrialState.COMPLETE: 3}
+    lab.fails = {2: (1, "out of memory")}  # the other eight steps count for nothing
+    lab.create(budget={"tokens": 3 * tokens, "trials": 50}, parallel=1)
+    assert lab.run().trials == {TrialState.COMPLETE: 3, TrialState.FAILED: 1}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SweepStore, "gpu_hours", lambda _, jobs: 1.0 * len(jobs))
         lab.create(name="hours", budget={"gpu_hours": 2}, parallel=1)
@@ -533,6 +550,24 @@ def test_a_stopped_sweep_stops_its_trials(lab: Lab) -> None:
     assert len(lab.paused_at) == 3, "each has saved"
     with pytest.raises(SweepConflict, match="there is a sweep 'rates' already"):
         lab.create()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_sweep_whose_trials_are_lost_ends(lab: Lab, stopped: bool) -> None:
+    lab.create(parallel=2)
+    lab.drive()
+    lab.train()
+    Path(str(lab.store.engine.url.database).removesuffix(".db") + "-sweeps.db").unlink()
+    with pytest.raises(Exception, match="is missing or was replaced"):
+        lab.drive()
+    lab.renew()
+    if stopped:
+        lab.sweeps.request_stop("rates", "default")
+    sweep = lab.run()
+    state = SweepState.STOPPED if stopped else SweepState.FAILED
+    assert (sweep.state, "trials that have jobs are not in its database" in sweep.message) == (state, not stopped)
+    jobs = lab.store.of_sweep(sweep.id).values()
+    assert {job.state for job in jobs} == {JobState.CANCELLED if stopped else JobState.RUNNING}
 
 
 # Whoever dies, and however fast jobs are.
@@ -759,6 +794,8 @@ def test_combinations_that_make_no_job_are_refused_at_the_door_by_their_values(c
     assert [error.message.partition(":")[0] for error in refused.value.errors] == [
         "with optimizer.rate=0.0", "with optimizer.rate=1.0", "with model.rank=4000",
     ]  # fmt: skip
+    with pytest.raises(ApiError, match="the job takes no GPUs"):
+        client.create_sweep(request(budget={"gpu_hours": 1}))
     with pytest.raises(ApiError, match="there is no queue 'night'"):
         client.create_sweep(request(space={"queue": {"choices": ["night"]}}))
     assert client.sweeps().sweeps == []
@@ -783,6 +820,31 @@ def test_the_check_of_a_sweep_looks_at_stores_for_so_long_only(client: Client, m
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_the_trials_of_a_sweep_are_checked_one_at_a_time_and_for_so_long_only(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = [0], [0]
+
+    def slow(self: SweepRequest, *_: object) -> Any:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.1)
+        running[0] -= 1
+        return self.job
+
+    monkeypatch.setattr(SweepRequest, "trial", slow)
+    monkeypatch.setattr("service.api.routes.sweeps._CHECK_SECONDS", -1)
+    monkeypatch.setattr("service.api.routes.sweeps._MORE_SECONDS", 3)
+    sweeps = [
+        request(name=f"seeds-{number}", search="grid", space={"training.seed": {"int_uniform": [1, 900]}})
+        for number in range(3)
+    ]
+    with ThreadPoolExecutor(3) as threads:
+        assert {sweep.state for sweep in threads.map(client.create_sweep, sweeps)} == {SweepState.RUNNING}
+    assert most == [1]
+
+
 def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: With, store: JobStore) -> None:
     body = request(job=GOOD_FOR_ALL | {"training": JOB["training"]})
     ours, others = client_with(Scope.SUBMIT, tenant="lab", name="alice"), client_with(Scope.SUBMIT, tenant="other")
@@ -824,8 +886,8 @@ def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
     responds, submitted = threading.Event(), list[str]()
 
     async def hangs(spec: Any, context: Any, tenant: str, _then: Any) -> None:
+        submitted.append(tenant)
         if tenant == "other":
-            submitted.append(tenant)
             raise InvalidJob([])
         await context.stores.run(tenant, "a store", responds.wait)
 
@@ -849,14 +911,7 @@ def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
         hung = {thread for thread in threading.enumerate() if thread.name == "store"} - before
         assert len(hung) == THREADS_PER_TENANT
         lease = Leases(store.engine, "test").take("scheduler", 60)
-        passes = list[str]()
-        drive = SweepDriver.drive
-
-        def counted(driver: SweepDriver, sweep: Sweep) -> None:
-            passes.append(sweep.tenant)
-            drive(driver, sweep)
-
-        monkeypatch.setattr(SweepDriver, "drive", counted)
+        submitted.clear()
         monkeypatch.setattr("service.scheduler.sweeps._PUT_OFF", 10_000)
         loop = SweepLoop(store, context.studies, lambda: lease, submit, 0.01)
         loop.start()
@@ -867,7 +922,7 @@ def test_stores_that_hang_hold_a_few_threads_and_not_the_sweeps_of_others(
                 time.sleep(0.02)
         finally:
             loop.stop()
-        assert passes.count("default") == 1 and len(submitted) == 6
+        assert (submitted.count("default"), submitted.count("other")) == (1, 6)
     finally:
         responds.set()
 
@@ -881,11 +936,42 @@ def test_a_store_that_fails_for_a_moment_refuses_no_trial(
     monkeypatch.setattr("service.api.admission.check_data", fails)
     sweeps, submit = api.app.state.context.sweeps, trial_submitter(api.app.state.context)
     sweep = sweeps.create(SweepRequest.model_validate(request()), Owner("default", "tester"))
-    problems = [UnfitData("data.source.paths", "there is no file"), StoreUnusable("slow down")]
+    killed, crashed, stale = (SearchFailed("it ended"), SearchFailed("it ended"), UnfitData("data", "cannot look up"))
+    killed.__cause__, crashed.__cause__ = CalledProcessError(-9, "search"), CalledProcessError(1, "search")
+    stale.__cause__ = OSError(errno.ESTALE, "stale file handle")
+    lasting: list[Exception] = [UnfitData("data", "there is no file"), crashed, PermissionError(errno.EACCES, "denied")]
+    passing = [StoreUnusable("slow down"), TooLong("20 s"), SecretUnusable("missing"), killed, stale]
+    problems = [*lasting, *passing]
     with ThreadPoolExecutor(1) as thread:  # a browser's loop may run in this one
-        for expected in (InvalidJob, IllegalTrial):
+        for expected in (*[InvalidJob] * len(passing), *[IllegalTrial] * len(lasting)):
             with pytest.raises(expected):
                 thread.submit(submit, sweep, 0, {}, lambda _: None).result()
+
+
+def test_slow_submissions_of_one_tenant_take_turns_with_the_verdicts_of_others(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.scheduler.sweeps._SUBMIT_SECONDS", 0.01)
+    lease = Leases(lab.store.engine, "test").take("scheduler", 60)
+    submit, submitted = plain_submit(lab.store), list[str]()
+
+    def slow(sweep: Sweep, *others: Any) -> JobRecord:
+        submitted.append(sweep.tenant)
+        time.sleep(0.02)
+        return submit(sweep, *others)
+
+    for tenant in ("one", "other"):
+        lab.sweeps.create(SweepRequest.model_validate(request()), Owner(tenant, "tester"))
+    loop = SweepLoop(lab.store, lab.studies, lambda: lease, slow, 0.01)
+    loop.start()
+    try:
+        deadline = time.monotonic() + 30
+        while len(lab.store.list()) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        loop.stop()
+    assert submitted == ["one", "other"] * 2
 
 
 @pytest.mark.full

@@ -116,7 +116,8 @@ def test_what_is_behind_is_counted_for_those_asked_for_and_up_to_a_limit(
     trackers = TrackerStore(store.engine)
     (all_of_it,) = (count for _, count in trackers.of_job(first.id))
     assert all_of_it > 8
-    monkeypatch.setattr("service.jobs.trackers.MOST_COUNTED", 5)
+    monkeypatch.setattr("service.jobs.trackers.MOST_COUNTED_OF_EACH", 5)
+    assert [count for _, count in trackers.of_job(first.id)] == [all_of_it]
     assert [(tracked.job_id, count) for tracked, count in trackers.of_jobs([first.id])] == [(first.id, 5)]
     counts = {tracked.job_id: count for tracked, count in trackers.of_jobs([first.id, second.id])}
     assert counts == {first.id: 5, second.id: min(5, all_of_it - 8)}

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
+from boost_core.config.job import WandbConfig
 from service.jobs.model import JobRecord
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
@@ -149,6 +151,16 @@ def test_a_server_gets_each_point_once_and_is_asked_what_it_has(
     assert server.runs[job.id]["displayName"] == job.name
     assert json.loads(server.runs[job.id]["config"])["training"]["value"]["steps"] == 10
     assert server.authorizations == {f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}"}
+
+
+@pytest.mark.parametrize("others", [{}, {"no_proxy": "[::1],fd00::/8"}, {"http_proxy": "", "all_proxy": "socks5h://p"}])
+def test_no_proxy_is_asked_for_a_server_on_this_machine(
+    server: WandbServer, unused_url: str, others: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ({"http_proxy": unused_url, "no_proxy": ""} | others).items():
+        monkeypatch.setenv(name, value)
+    tracker = wandb.Wandb(WandbConfig(credentials="lab"), {"api_key": KEY, "base_url": server.url})
+    assert tracker._last_event(SimpleNamespace(id="job-1")) == 0
 
 
 @pytest.mark.nightly

@@ -309,6 +309,14 @@ def test_ranks_are_drawn_as_one_picture(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#ranks .lead")).to_contain_text("1.89 times")
     assert page.evaluate("window.cells") is None, "a gang of a thousand ranks has half a million cells"
+    again = page.evaluate("""async () => {
+        const { tableOf } = await import('/static/heat.js');
+        const read = last => [[1, 2, 3], [2, 2, last]].map((busy_seconds, step) => ({ step, busy_seconds }));
+        const drawn = tableOf(read(4), []);
+        return [4, 6].map(last => tableOf(read(last), drawn).map((row, at) => [row === drawn[at], row.ratios]));
+    }""")
+    first = [True, [0.5, 1, 1.5]]
+    assert again == [[first, [True, [1, 1, 2]]], [first, [False, [1, 1, 3]]]], "rows read again are not sorted again"
 
 
 @pytest.mark.nightly
@@ -432,6 +440,10 @@ def test_the_timeline_tells_shapes_and_restarts(visitor: Visit, job: SampleJob) 
     page.get_by_text("What happened").click()
     expect(page.locator(".story")).to_contain_text("rank 1 computes 75% of the step")
     store = job.store
+    waits = page.locator(".timeline-bar .phase-waiting")
+    before = waits.count()
+    store.change(job.id, Reason.WAITING_FOR_RESOURCES, "waits for 4 × {CPU: 1}")
+    expect(waits).to_have_count(before + 1)
     store.request_pause(job.id)
     store.change(job.id, Reason.PAUSED_BY_USER, "paused by its user")
     expect(page.locator(".timeline-bar .phase-paused")).to_have_count(1)

@@ -113,14 +113,14 @@ class FakeGang:
 
     def say(
         self, report: Report | None = None, beat: Heartbeat | None = None, kept_step: int | None = None,
-        saving: str | None = None,
+        going_on: str | None = None,
     ) -> None:  # fmt: skip
         """All workers that can send a message, rank 0's with a report; those of a node in the first one's."""
         by_node: dict[str, list[Message]] = defaultdict(list)
         for rank, worker in enumerate(self.members):
             if worker.alive and not worker.stuck:
                 reports = [(self._moment().utc, report)] if report and rank == 0 else []
-                message = Message(worker.number, rank, self._generation, reports, beat, kept_step, saving)
+                message = Message(worker.number, rank, self._generation, reports, beat, kept_step, going_on)
                 by_node[worker.node].append(message)
         for first, *others in by_node.values():
             self.tell(replace(first, others=tuple(others)))

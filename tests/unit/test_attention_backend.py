@@ -79,7 +79,9 @@ def test_all_batches_of_an_evaluation_have_one_shape_and_padding_counts_for_noth
         windows=windows, sequence_length=length, bytes_per_token=None,
     )  # fmt: skip
     monkeypatch.setattr(loop, "losses", losses)
-    result = loop.evaluate(state, on)
+    went_on: list[int] = []
+    result = loop.evaluate(state, on, lambda: went_on.append(len(shapes)))
     counted = windows[:, 1:][windows[:, 1:] % 3 > 0]
     assert shapes == [(micro_batch, length + 1)] * 2
+    assert went_on == [0, 1, 2], "long sets are no hang"
     assert (result.tokens, result.loss) == (counted.size, counted.mean())

@@ -8,6 +8,7 @@ from boost_core.config import ElasticityConfig
 from boost_core.messages import ShapeReport
 from service.gang.status import Bundle
 from service.jobs.model import JobRecord
+from service.scheduler import cluster_snapshot
 from service.scheduler.autoscaling import (
     ASIDE_SECONDS,
     MOST_AT_ONCE,
@@ -17,6 +18,7 @@ from service.scheduler.autoscaling import (
     ResourceRequest,
     requested_nodes,
 )
+from service.scheduler.cluster_snapshot import SchedulerMemory
 from service.scheduler.demand import Demand
 from service.scheduler.quotas import Limits
 from tests.scheduling import STARTING, WAITING, job, running
@@ -29,6 +31,11 @@ def trained_at(data: int, record: JobRecord) -> JobRecord:
 
 def limited_to(cpus: float) -> Limits:
     return Limits(tenants={"default": {"CPU": cpus}})
+
+
+def requested(jobs: list[JobRecord], limits: Limits) -> tuple[tuple[Bundle, ...], list[ResourceRequest]]:
+    allocated, waiting = requested_nodes(jobs, limits, SchedulerMemory().demand)
+    return allocated, list(waiting)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def limited_to(cpus: float) -> Limits:
     ],
 )
 def test_who_asks_for_how_much(jobs: list[JobRecord], limits: Limits, held: int, waiting: dict[str, int]) -> None:
-    have, requests = requested_nodes(jobs, limits)
+    have, requests = requested(jobs, limits)
     assert have == (Bundle({"CPU": 1}),) * held
     assert [(wish.job_id, len(wish.bundles)) for wish in requests] == list(waiting.items())
 
@@ -64,8 +71,8 @@ def test_a_job_that_may_be_smaller_than_its_own_shape_is_where_its_quota_is_smal
     elastic = job("j", 1, up_to=4)
     own = elastic.spec.parallelism.model_copy(update={"data_parallel_size": 4})
     elastic = elastic.model_copy(update={"spec": elastic.spec.model_copy(update={"parallelism": own})})
-    assert [len(wish.bundles) for wish in requested_nodes([elastic], Limits())[1]] == [4]
-    assert [len(wish.bundles) for wish in requested_nodes([elastic], limited_to(3))[1]] == [1]
+    assert [len(wish.bundles) for wish in requested([elastic], Limits())[1]] == [4]
+    assert [len(wish.bundles) for wish in requested([elastic], limited_to(3))[1]] == [1]
 
 
 def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> None:
@@ -74,13 +81,13 @@ def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> 
     elasticity = ElasticityConfig.model_validate(layouts)
     left = left.model_copy(update={"spec": left.spec.model_copy(update={"elasticity": elasticity})})
     with patch.object(Demand, "seconds", lambda _, layout: 1 / layout.world_size):
-        assert [len(wish.bundles) for wish in requested_nodes([left], Limits())[1]] == [4]
-        assert [len(wish.bundles) for wish in requested_nodes([left], limited_to(3))[1]] == [1]
+        assert [len(wish.bundles) for wish in requested([left], Limits())[1]] == [4]
+        assert [len(wish.bundles) for wish in requested([left], limited_to(3))[1]] == [1]
 
 
 def test_ranks_that_share_a_node_are_one_bundle_with_the_labels_of_their_job() -> None:
     labelled = job("j", 2, tensor=2, cpus=3, gpus=1, node_labels={"zone": "a"}, accelerator_type="H100")
-    _, (wish,) = requested_nodes([labelled], Limits())
+    _, (wish,) = requested([labelled], Limits())
     labels = {"zone": "a", "ray.io/accelerator-type": "H100"}
     assert wish.bundles == (Bundle({"CPU": 6, "GPU": 2}, labels),) * 2
 
@@ -162,3 +169,19 @@ def test_many_that_no_nodes_could_hold_keep_nobody_from_theirs() -> None:
 def test_not_more_are_asked_for_at_once_than_an_autoscaler_can_bear() -> None:
     office = Office(1000)
     assert office.passes(5, requests(*[1] * 10_000)) == {MOST_AT_ONCE}
+
+
+def test_of_a_long_queue_only_those_whose_nodes_are_requested_are_looked_at() -> None:
+    jobs, memory = [job(f"j-{number:03}", 1) for number in range(3 * MOST_AT_ONCE)], SchedulerMemory()
+    memory.see(jobs)
+    looked_at: set[str] = set()
+
+    def demand(record: JobRecord) -> Demand:
+        looked_at.add(record.id)
+        return memory.demand(record)
+
+    office = Office(1000)
+    with patch.object(cluster_snapshot, "demand_of", side_effect=AssertionError("worked out anew")):
+        office.autoscaling.ask(*requested_nodes(jobs, Limits(), demand))
+    assert office.cluster.requests == [cpus(MOST_AT_ONCE)]
+    assert looked_at == {each.id for each in jobs[:MOST_AT_ONCE]}

@@ -2,7 +2,7 @@ import csv
 import math
 import sys
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -137,6 +137,34 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "tensor_parallel_size" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rank", "--tp", "4"], "give --model, or leave --tp out"),
+        (["kernels", "--model", "60m", "--tp", "3"], "3 does not divide model.hidden_size=512"),
+        (["kernels", "--model", "60m", "--tp", "16"], "16 does not divide model.num_attention_heads=8"),
+        (["comm", "--ranks", "1"], "start two or more"),
+        (["comm", "--results", "."], ". is a folder"),
+        (["kernels", "--results", "."], ". is a folder"),
+        (["rank", "--results", "."], ". is a folder"),
+        (["profile", "--out", "."], ". is a folder"),
+        (["job", "job.yaml", "--out", "."], ". is a folder"),
+    ],
+)
+def test_what_cannot_be_measured_or_kept_is_refused_first(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results.csv")
+    for measurement in ("matrix_rate", "memory_bandwidth", "measure", "load_job"):
+        monkeypatch.setattr(bench, measurement, Mock(side_effect=AssertionError("measured")))
+    monkeypatch.setattr(bench.subprocess, "run", Mock(side_effect=AssertionError("started")))
+    monkeypatch.setattr(bench, "_wrong", lambda device: [])
+    assert bench.main(arguments) == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("gpus", "more"), [(1, []), (2, ["--ranks", "3"])])
 def test_ranks_of_nccl_have_a_gpu_each(gpus: int, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with (
@@ -145,7 +173,9 @@ def test_ranks_of_nccl_have_a_gpu_each(gpus: int, more: list[str], capsys: pytes
         patch.object(bench.subprocess, "run", side_effect=AssertionError("started")),
     ):
         assert bench.main(["comm", *more]) == 2
-    assert f"this machine has {gpus}:" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"this machine has {gpus}:" in said
+    assert ("give --ranks" in said) == (gpus > 1)
 
 
 def unwritten(out: torch.Tensor, payload: torch.Tensor, **_: object) -> Work:

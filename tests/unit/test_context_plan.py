@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -212,6 +213,18 @@ def test_windows_of_real_lengths_are_even_and_near(kind: str) -> None:
     assert rounds_["near"] <= 0.75 * rounds_["heap"]
 
 
+def test_few_of_many_chunks_are_swapped() -> None:
+    """Windows have any number of chunks, and swaps take longer the more there are."""
+    window = Window(documents_of("wlbllm", 2**20, 0), 512)
+    with patch.object(_Partition, "exchange", autospec=True, side_effect=_Partition.exchange) as swaps:
+        placements = {how: place(window, 32, how) for how in ("near", "heap")}
+    assert 0 < swaps.call_count <= 8
+    tasks = {how: local_tasks(window, placement) for how, placement in placements.items()}
+    assert max(areas(window, tasks["near"], 32)) * 32 / window.area <= 1.1
+    sent = {how: len(key_transfers(tasks[how], placement)) for how, placement in placements.items()}
+    assert sent["near"] <= 0.7 * sent["heap"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(MEASURED))
 @pytest.mark.parametrize("replicas", [8, 16])
@@ -229,7 +242,7 @@ def test_stragglers_among_replicas_are_evened_out(kind: str, replicas: int) -> N
     }
     uneven = {name: max(load) * ranks / together.area for name, load in loads.items()}
     assert uneven["alone"] > 1.9
-    assert uneven["dealt"] <= 1.04
+    assert uneven["dealt"] <= (1.04 if together.chunks <= 512 else 1.06)  # of more, few are swapped
     assert uneven["moved"] <= 1.04
 
 

@@ -187,6 +187,17 @@ def test_a_hang_leaves_the_stacks_of_all_and_kills_who_does_not_answer() -> None
     assert formed(gang)[1:] == [("aa", 3)]
 
 
+@pytest.mark.parametrize(("goes_on", "hangs"), [(False, True), (True, False)])
+def test_a_line_in_the_log_is_no_progress_and_what_says_that_it_goes_on_is(goes_on: bool, hangs: bool) -> None:
+    """A thread that retries to save logs for ever."""
+    gang = a_gang()
+    for _ in range(10):
+        gang.say(LogLine(rank=0, level="WARNING", message="the next try is in 16 s"), going_on="" if goes_on else None)
+        gang.wait(2)
+    assert bool(gang.of(port.DumpStacks)) == hangs
+    assert gang.causes == [Cause.HANG] * hangs
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_silent_worker_is_asked_before_it_is_given_up(answers: bool) -> None:
     gang = a_gang(fault_tolerance={"hang_seconds": 600, "max_restarts": 2})
@@ -509,7 +520,7 @@ def test_a_node_that_the_scheduler_finds_unusable_is_left_while_workers_start() 
 def waiting_for_the_store() -> FakeGang:
     gang = a_gang(training={"steps": 3, "global_batch_size": 12}, checkpoint={"final_save_timeout_seconds": 200})
     for _ in range(19):
-        gang.say(saving="disk full")
+        gang.say(going_on="disk full")
         gang.wait(1)
     assert gang.record.status_text[0] is GangPhase.SAVING
     assert gang.of(port.MeasureMemory) == []
@@ -518,12 +529,12 @@ def waiting_for_the_store() -> FakeGang:
 
 def test_who_waits_for_the_store_gives_the_workers_back() -> None:
     gang = waiting_for_the_store()
-    gang.say(saving="disk full")
+    gang.say(going_on="disk full")
     gang.wait(3)
     assert [(each.keep_on, each.spec.resources) for each in gang.of(port.StartReplica)[2:]] == [
         (["a", "a"], job().resources), (["b", "b"], job().resources),
     ]  # fmt: skip
-    gang.say(saving="disk full")
+    gang.say(going_on="disk full")
     gang.wait(START_SECONDS)
     gang.end(HALTED)
     gang.wait(1)
@@ -537,7 +548,7 @@ def test_it_keeps_its_workers_if_their_nodes_have_no_memory_for_others() -> None
     gang = waiting_for_the_store()
     gang.free_memory = 1
     for _ in range(30):
-        gang.say(saving="disk full")
+        gang.say(going_on="disk full")
         gang.wait(1)
     assert len(gang.of(port.MeasureMemory)) == 1, "and asks for it now and then"
     assert len(gang.of(port.StartReplica)) == 2
@@ -599,6 +610,21 @@ def test_a_change_of_values_that_a_rank_may_not_have_got_is_sent_again() -> None
     gang.say(steer.made(job(), gang.step)[1])
     gang.train(round(2 * SECONDS_TO_SEND_AGAIN))
     assert len(gang.of(port.SendCommand)) == 8
+
+
+def test_a_drill_for_a_later_step_is_not_lost_with_the_gang() -> None:
+    gang = a_gang()
+    drill, absent = (Drill(kind="kill_rank", rank=rank, at_step=5) for rank in (1, 2))
+    gang.tell(drill)
+    gang.tell(absent)
+    gang.lose_node("b")
+    gang.wait(1)
+    gang.train(1)
+    assert gang.of(port.SendCommand) == []
+    gang.train(2)
+    assert gang.of(port.SendCommand) == [port.SendCommand(gang.training.workers[1], drill)]
+    logs = [each.report.message for each in gang.record.status(0).reports if isinstance(each.report, LogLine)]
+    assert "kill_rank skipped: rank 2 is gone; the gang has 2 ranks now" in logs
 
 
 def test_a_node_dropped_by_a_drill_is_gone_for_a_while() -> None:

@@ -30,6 +30,21 @@ from service.gang.worker.worker import end_of
             DistBackendError("NCCL error\nLast error:\nCuda failure 719 'unspecified launch failure'"),
             RankEnd(End.DEVICE, "Cuda failure 719 'unspecified launch failure'", reusable=False),
         ),
+        *(
+            (AcceleratorError(text), RankEnd(End.DEVICE, text, reusable=False))
+            for text in (
+                "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+                "CUDA error: operation not supported on global/shared address space",
+                "CUDA error: tensor memory not completely freed",
+                "CUDA error: the MPS client has been terminated by the server",
+                "CUDA error: an async error has occured in external entity outside of CUDA",
+                "CUDA error: context is destroyed",
+                "CUDA error: unknown error",
+                "Cuda failure 999 'unknown error'",
+                "Triton Error [CUDA]: unknown error",
+            )
+        ),
+        (RuntimeError("S3: unknown error"), RankEnd(End.FAILED, "RuntimeError: S3: unknown error")),
         (
             AcceleratorError("CUDA error: operation not permitted when stream is capturing"),
             RankEnd(End.FAILED, "AcceleratorError: CUDA error: operation not permitted when stream is capturing"),

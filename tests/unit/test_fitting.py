@@ -1,8 +1,12 @@
 """Layouts that do not fit the memory of GPUs are refused at the door, and never ordered."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,10 +14,12 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.job import FaultToleranceConfig
+from boost_core.config.training import MuonConfig, OptimizerConfig, TrainingConfig
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
+from boost_core.plan import report
 from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import GIB, rank_memory
-from boost_core.plan.report import at, needed_bytes, nothing_fits, plan
+from boost_core.plan.report import _IGNORED, at, device_remedies, needed_bytes, nothing_fits, plan, planned_values
 from boost_core.plan.resolve import out_of_memory
 from service.gang.assignment import node_selector
 from service.gang.status import NodeCapacity
@@ -22,7 +28,8 @@ from service.jobs.patch import JobPatch, apply
 from service.jobs.states import JobState, Reason
 from service.scheduler.cluster_snapshot import Gang, Launch, Resize, ResizePolicy
 from service.scheduler.decisions import decide
-from service.scheduler.demand import demand_of
+from service.scheduler.demand import Demand, demand_of
+from tests.jobs import tiny_job
 from tests.scheduling import LONG, STARTING, TRAINING, job
 
 PAIRS = [[1, 1], [2, 1], [4, 1], [8, 1]]
@@ -241,6 +248,62 @@ def test_no_layout_is_ordered_that_nodes_have_no_memory_for() -> None:
     assert len(demand_of(without, Basis(node_memory_bytes=least)).layouts) == len(needed), "another demand"
 
 
+def any_specs(count: int) -> Iterator[JobSpec]:
+    """Legal jobs of all kinds, the same ones each time."""
+    choice = Random(0).choice
+    while count:
+        family, kind = choice(["dense", "svd", "cola", "lax"]), choice(["adamw", "loro", "muon"])
+        stages = choice([1, 2])
+        with suppress(ValidationError):
+            yield tiny_job(
+                Path("corpus"), "checkpoints",
+                model={"family": family, "rank": None if family == "dense" else 8},
+                parallelism={
+                    "tensor_parallel_size": choice([1, 2]), "pipeline_parallel_size": stages,
+                    "data_parallel_size": choice([1, 2]), "recompute": choice(["none", "full", "auto"]),
+                    "zero_stage": choice([0, 1, 2]), "optimizer_offload": choice([0.0, 0.5]),
+                },
+                training={"precision": choice(["fp32", "bf16"]), "global_batch_size": 16},
+                optimizer={"kind": kind, "weight_decay": choice([0.0, 0.1])},
+                resources=choice([{}, {"gpus_per_worker": 1}, {"gpus_per_worker": 1, "accelerator_type": "A100"}]),
+                elasticity=choice([None, {"data_parallel_size": {"min": 1, "max": 4}}]),
+            )  # fmt: skip
+            count -= 1
+
+
+def test_a_demand_reads_none_of_the_fields_in_which_those_of_equal_demand_may_differ() -> None:
+    basis = Basis(node_gpus=8, node_memory_bytes=2 * 10**12)
+    for spec in any_specs(40):
+        parts = {"training": spec.training.model_copy(), "optimizer": spec.optimizer.model_copy()}
+        bare = spec.model_copy(update=parts)
+        for part in parts.values():  # where a field is missing, reading it is an error
+            for name in _IGNORED & part.__dict__.keys() - {"weight_decay", "muon"}:
+                del part.__dict__[name]
+        decays = bare.optimizer.weight_decay > 0
+        bare.optimizer.__dict__.update(weight_decay=7.0 * decays, muon=spec.optimizer.muon and MuonConfig(momentum=0.1))
+        expected = Demand(spec, basis=basis)
+        report._resolved.cache_clear()  # or it would find what was worked out for the other
+        found = Demand(bare, basis=basis)
+        for name in ("layouts", "limit", "avoid", "kind", "least_bytes", "lacks_hosts", "in_words"):
+            assert getattr(found, name) == getattr(expected, name), name
+        assert list(map(found.seconds, found.layouts)) == list(map(expected.seconds, expected.layouts))
+
+
+def test_jobs_that_differ_only_in_what_no_plan_depends_on_have_one_demand() -> None:
+    spec = large()
+    for section in ("training", "optimizer"):
+        part = getattr(spec, section)
+        for name, value in part:  # new fields, too, unless they are listed
+            other = spec.model_copy(update={section: part.model_copy(update={name: 0.5 if value != 0.5 else 0.6})})
+            assert (planned_values(other) == planned_values(spec)) == (name in _IGNORED), name
+    assert {*TrainingConfig.model_fields, *OptimizerConfig.model_fields} > _IGNORED
+    undecayed = spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"weight_decay": 0.0})})
+    assert planned_values(undecayed) != planned_values(spec)
+    training = spec.training.model_copy(update={"seed": 7, "steps": 99})
+    other = spec.model_copy(update={"training": training, "optimizer": OptimizerConfig(learning_rate=0.5)})
+    assert demand_of(other) is demand_of(spec)
+
+
 def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
     assert nothing_fits(large()) is None
     assert nothing_fits(large(None)) is None
@@ -271,6 +334,19 @@ def test_a_rank_out_of_memory_learns_what_was_planned_what_there_was_and_what_wo
     crowded = out_of_memory(spec, 10**9, 10**9, 10**9, 0, planned)
     assert crowded.endswith("set parallelism.optimizer_offload=1 as a last resort")
     assert "would fit" not in crowded and "lower training.micro_batch_size=4" in crowded
+
+
+@pytest.mark.parametrize(("size", "smaller"), [(2, False), (4, True)])
+def test_halves_are_not_told_to_be_of_one_sequence(size: int, smaller: bool) -> None:
+    split = {"context_parallel_size": 4, "split_micro_batch": True, "recompute": "latent"}
+    training = {"steps": 10, "sequence_length": 4096, "global_batch_size": 4, "micro_batch_size": size}
+    spec = large(preset="7b", parallelism=split, training=training | {"precision": "bf16"}, elasticity=None)
+    layout = Layout.of(spec.parallelism)
+    planned = rank_memory(spec, layout).total
+    roomy = out_of_memory(spec, 0, planned, planned, 0, planned)  # what saves a little would fit
+    assert ("training.micro_batch_size=2" in roomy) == smaller
+    assert "training.micro_batch_size=1" not in roomy
+    assert ("leave parallelism.split_micro_batch out" in device_remedies(spec, layout)) != smaller
 
 
 def test_replicas_are_not_limited_to_numbers_that_do_not_fit() -> None:

@@ -188,3 +188,23 @@ def test_another_environment_has_another_server(monkeypatch: pytest.MonkeyPatch)
     of_another_driver = fork_client._name()
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert len({before, of_another_driver, fork_client._name()}) == 3
+
+
+def test_a_client_does_not_wait_for_its_own_lock_after_a_server_that_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def start(address: str) -> None:
+        started.append(address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(address)
+
+    flock = fork_client.fcntl.flock
+    monkeypatch.setattr(fork_client.fcntl, "flock", lambda folder, how: flock(folder, how | fork_client.fcntl.LOCK_NB))
+    monkeypatch.setattr(fork_client, "_start_server", start)
+    monkeypatch.setattr(fork_client.os, "execv", lambda *_: sys.exit("starts by itself"))
+    monkeypatch.setattr(sys, "argv", ["fork_client", f"--raylet-name={tmp_path}/raylet"])
+    with pytest.raises(SystemExit, match="starts by itself"):
+        fork_client.main()
+    assert len(started) == fork_client.TRIES

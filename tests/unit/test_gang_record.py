@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from boost_core.config import Layout
-from boost_core.messages import Cause, InterruptionReport, Report, RestartReport
+from boost_core.messages import Cause, InterruptionReport, RankTimesReport, Report, RestartReport
 from service.gang.assignment import WorkerPlace
 from service.gang.control.port import Moment
 from service.gang.control.record import REPORTS_A_POLL, GangRecord
@@ -218,6 +218,17 @@ def test_unread_reports_stay_until_they_are_acknowledged(record: GangRecord) -> 
     assert record.status(sequences[1]).reports == []
     hear(record, a_step(4))
     assert [each.sequence for each in record.status(sequences[1]).reports] == [sequences[1] + 1]
+
+
+def test_of_unread_times_of_all_ranks_only_the_newest_are_kept(record: GangRecord) -> None:
+    for step in (2, 3, 4):
+        record.add(RankTimesReport(step=step, busy_seconds=[0.5] * 4096))
+        hear(record, a_step(step))
+    assert [(each.kind, each.step) for each in unread(record)] == [
+        ("progress", 2), ("progress", 3), ("ranks", 4), ("progress", 4),
+    ]  # fmt: skip
+    sequences = [each.sequence for each in record.status(0).reports]
+    assert sequences == sorted(sequences) and record.status(sequences[-1]).reports == []
 
 
 def test_the_final_phase_is_told_with_the_last_report(record: GangRecord) -> None:

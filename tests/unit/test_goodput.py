@@ -129,9 +129,9 @@ TABLE = {
         {"waiting": 14, "restart": 4, "productive": 2},
     ),
     "the state follows the reports": (
-        (*RUNS, (9, interruption()), (9, Reason.GANG_RECOVERING), (13, restart(4)), (15, step(2)),
-         (16, Reason.GANG_STARTED)),
-        {"waiting": 3, "restart": 7, "productive": 4, "recomputed": 1},
+        (*RUNS, (9, interruption()), (9, Reason.GANG_RECOVERING), (10, Reason.WAITING_FOR_RESOURCES),
+         (13, restart(4, waiting=2)), (15, step(2)), (16, Reason.GANG_STARTED)),
+        {"waiting": 5, "restart": 5, "productive": 4, "recomputed": 1},
     ),
     "a last checkpoint that the store does not take": (
         (STARTS, (8, step(1)), (10, step(2, last=2)), (11, an_evaluation(2)), (14, Reason.WAITING_FOR_STORE),

@@ -1,16 +1,18 @@
 """What share of its peak a gang uses, and of which device's; and what a machine needs to use it."""
 
+import re
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from boost_core.architecture import FlopRates, block_flops_per_token
-from boost_core.hardware import DEVICES, LINKS, device_named, memory_named, peak_flops_per_second
-from boost_core.kernels.launch import lacks_compiler
-from boost_core.plan.report import network_in_words
+from boost_core.config import JobSpec
+from boost_core.hardware import DEVICES, LINKS, device_named, lacks_compiler, memory_named, peak_flops_per_second
+from boost_core.plan.report import network_in_words, nothing_fits
+from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import PlanSearch, search_report
-from boost_core.terminal import rounded
 from tests.service.records import PROFILE, a_spec
 
 
@@ -49,6 +51,8 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     ("rtx-3090", 24, 0.936, "pcie-4-host"), ("T4", 15, 0.32, "pcie-3"),
     ("NVIDIA-A100-40G", 40, 1.555, "nvlink-a100"), ("NVIDIA-A100-80G", 80, 2.039, "nvlink-a100"),
     ("NVIDIA_H100_80GB_HBM3", 80, 3.35, "nvlink-h200"), ("A100 40 GB", 40, 1.555, "nvlink-a100"),
+    ("A100-40", 40, 1.555, "nvlink-a100"), ("V100-16", 16, 0.9, "nvlink-v100"), ("A100-PCIE-40", 40, 1.555, "pcie-4"),
+    ("H100-80", 80, 3.35, "nvlink-h200"), ("L4-24", 22, 0.3, "pcie-4"),
     ("L4-24GB", 22, 0.3, "pcie-4"), ("L40-48G", 45, 0.864, "pcie-4"), ("NVIDIA GH200 480GB", 96, 4.0, "nvlink-h200"),
 ])  # fmt: skip
 def test_each_kind_has_its_own_memory_and_links(kind: str, gigabytes: int, terabytes: float, link: str) -> None:
@@ -70,7 +74,7 @@ def test_every_name_leads_to_its_device() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "nearest"), [
     ("H10", "H100"), ("H100-40G", "H100"), ("H100-64G", "H100"), ("A100-20G", "A100-40G"), ("A100-48G", "A100-40G"),
-    ("A100-40", "A100-40G"), ("H100-94", "H100-NVL"), ("L4-40", "L40"),
+    ("H100-94", "H100-NVL"), ("L4-40", "L40"),
     ("NVIDIA-A100-SXM-64GB", "A100"), ("H200-40G", "H200"), ("L40-40GB", "L40"),
 ])  # fmt: skip
 def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: str) -> None:
@@ -118,6 +122,27 @@ def test_the_first_choice_does_not_depend_on_how_many_are_shown() -> None:
     assert len({choices[0].text for choices in shown}) == 1
 
 
+@pytest.mark.parametrize("kind", ["V100", "T4", "Tesla-V100-SXM2-16GB"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_kinds_before_ampere_train_in_fp32_alone(kind: str, precision: str) -> None:
+    """Attention in bf16 would keep all scores there, and context parallel ranks have no kernel at all."""
+
+    def of(precision: str, kind: str, **changes: Any) -> JobSpec:
+        resources = {"accelerator_type": kind, "gpus_per_worker": 1}
+        training: dict[str, Any] = {"steps": 10, "sequence_length": 128, "global_batch_size": 8, "micro_batch_size": 1}
+        training["precision"] = precision
+        return a_spec(model={"preset": "60m"}, resources=resources, training=training, parallelism={}, **changes)
+
+    spec, said = of(precision, kind), rf"training.precision={precision}: {kind} GPUs have neither bf16 nor flash"
+    with pytest.raises(ValueError, match=said):
+        search_report(spec, PlanSearch(gpus=2))
+    with pytest.raises(ValueError, match=said):
+        choose_layouts(of(precision, kind, elasticity={"layouts": "auto", "gpus": {"min": 1, "max": 2}}))
+    assert re.match(said, nothing_fits(spec) or "")
+    for fits in (of("fp32", kind), of(precision, "A100")):
+        assert nothing_fits(fits) is None and search_report(fits, PlanSearch(gpus=2)).choices
+
+
 def test_a_kind_without_figures_is_planned_by_its_measured_profile() -> None:
     spec = a_spec(
         resources={"gpus_per_worker": 1, "accelerator_type": "H20"}, training={"steps": 10, "precision": "bf16"}
@@ -135,9 +160,10 @@ def test_the_network_is_what_the_kind_usually_has_or_what_is_asked_for() -> None
     assert "100 Gb/s adapter" in network_in_words(asked)
 
 
-@pytest.mark.parametrize(
-    "device", ["cpu", "NVIDIA GeForce RTX 3060", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100 64 GB", ""]
-)
+@pytest.mark.parametrize("device", [
+    "cpu", "NVIDIA GeForce RTX 3060", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100 64 GB", "", "GRID A100-10C",
+    "NVIDIA A10-8Q", "NVIDIA-A40-12Q", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX A6000 with Max-Q Design",
+])  # fmt: skip
 def test_of_others_nothing_is_claimed(device: str) -> None:
     assert device_named(device) is None
     rates = FlopRates.of(a_spec(), device)
@@ -207,7 +233,6 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     report = search_report(large, PlanSearch(gpus=2))
     assert not report.choices
     assert any(" GPUs would do: tp " in why for why in report.why)
-    assert (rounded(7580.4), rounded(140, 2), rounded(0.01234)) == ("7,580", "140", "0.0123")
     odd = a_spec(
         model={"preset": "1b", "vocab_size": 32_000, "family": "cola"}, training=training | {"global_batch_size": 15},
         resources={"gpus_per_worker": 1, "accelerator_type": "H100"}, parallelism={},
@@ -222,10 +247,13 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     assert report.choices[0].gpu_hours == pytest.approx(3 * report.choices[0].total_seconds / 3600)
     indivisible = odd.model_copy(update={"training": odd.training.model_copy(update={"global_batch_size": 22})})
     report = search_report(indivisible, PlanSearch(gpus=8))
-    assert any(
-        why.endswith("22 sequences per step divide among 1, 2, 11 replicas, here of 7 GPUs each") for why in report.why
-    ), report.why
+    # Of eight stages, which are about as fast.
+    assert any(why.startswith("7 of 8 GPUs are used: with 8 a step takes 2.1% less, too") for why in report.why)
     assert report.choices[0].kilowatt_hours == pytest.approx(0.7 * report.choices[0].gpu_hours)  # 700 W each
+    divisible = odd.model_copy(update={"training": odd.training.model_copy(update={"global_batch_size": 16})})
+    report = search_report(divisible, PlanSearch(gpus=16, network_gigabits=0.1))
+    used = "8 of 16 GPUs are used: layouts with more take longer; 16 sequences per step divide among 4, 8, 16 replicas"
+    assert any(why.startswith(used) and why.endswith(", here of 1 GPU each") for why in report.why), report.why
     warm_up = {"global_batch_size": 16, "batch_size_warmup": ({"until_step": 10, "global_batch_size": 6},)}
     grows = a_spec(
         model={"preset": "1b", "vocab_size": 32_000, "family": "cola"}, training=training | warm_up,

@@ -91,6 +91,19 @@ def test_rows_without_text_are_refused_at_the_door(hub: LocalHub) -> None:
 
 
 @pytest.mark.full
+def test_a_file_is_the_same_in_all_revisions_that_have_it(hub: LocalHub) -> None:
+    script = """if True:
+        from boost_core.config import SourceConfig
+        from boost_core.config.data_files import list_files
+        spelled = [f"hf://datasets/org/corpus{at}/rows/b.parquet" for at in ("", "@main", "@refs/pr/1")]
+        found = list_files(SourceConfig(kind="parquet", paths=[*spelled, "hf://datasets/org/corpus@main/rows"]))
+        assert [file.url for file in found] == spelled[:1], found"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=os.environ | hub.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.full
 def test_what_the_hub_lacks_is_named(hub: LocalHub, tmp_path: Path) -> None:
     absent = tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/none/*.jsonl", "jsonl")
     assert (absent.returncode, "there is no file at 'hf://datasets/org/corpus/none/*.jsonl'" in absent.stderr) == (

@@ -308,12 +308,16 @@ def test_the_command_writes_a_job_that_loads_once_its_data_is_set(tmp_path: Path
     assert load_job(job).model.family == "cola"
 
 
+ALIASES = "model: {}\ntokens: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{10 * f'*a{n - 1}, '}]\n" for n in range(1, 12))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"a: b", "is not a nanotron configuration"),
         (b"a: [", "config.yaml is not YAML"),
         (b"a: \xff", "config.yaml is not YAML"),
+        (ALIASES.encode(), "has more than 100000 values"),
     ],
 )
 def test_what_is_no_configuration_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

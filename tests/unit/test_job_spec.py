@@ -187,6 +187,11 @@ BAD = [
         "a multiple of 2 micro-batches",
     ),
     (changed(training={"global_batch_size": 24}), "training.global_batch_size", "such as 32"),
+    (
+        changed(training={"sequence_length": 48 * 21839}, parallelism={"context_parallel_size": 48}),
+        "parallelism.context_parallel_size",
+        "use a multiple of 98304 such as 983040",  # as the next one is above the limit
+    ),
     (changed(training={"steps": 0}), "training.steps", "greater than or equal"),
     (GOOD | {"training": {}}, "training.steps", "Field required"),
     (GOOD | {"training": {"tokens": "1G"}}, "training.tokens", "such as 300B or 1.5T"),

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -313,6 +314,16 @@ def test_a_checkpoint_counts_from_its_manifest_on(folder: CheckpointFolder, capl
     assert "step-00000003/committed cannot be written" in caplog.text
 
 
+def test_who_has_other_work_parses_no_manifest_larger_than_its_checkpoint_calls_for(folder: CheckpointFolder) -> None:
+    manifest = folder.manifest(2)
+    folder.commit(manifest.model_copy(update={"job": manifest.job | {"x": "x" * 2**21}}))
+    assert [found.damage for found in folder.checkpoints()] == ["", ""]
+    brief = CheckpointFolder(folder.url, deadline=time.monotonic() + 60)
+    assert ["manifest.json' has 2" in found.damage for found in brief.checkpoints()] == [True, False]
+    with pytest.raises(TimeoutError, match="took too long"):
+        CheckpointFolder(folder.url, deadline=time.monotonic() - 1).newest_intact()
+
+
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     assert CheckpointFolder(str(tmp_path / "nothing")).steps() == []
     (tmp_path / "loop").symlink_to(tmp_path / "loop")  # refused by the operating system, like a disk that has gone
@@ -333,6 +344,15 @@ def loro(every: int) -> dict[str, Any]:
         (6, loro(3), loro(3), None),
         (6, loro(3), loro(2), None),  # an exact step of either
         (2, {"kind": "adamw"}, loro(4), None),
+        (
+            2,
+            {"kind": "muon"},
+            {"kind": "adamw"},
+            "kind=muon, which keeps one moment of each .* factor, and adamw needs",
+        ),
+        (2, {"kind": "muon"}, loro(4), "of optimizer.kind=muon, .*, and loro needs two; use muon, or start from"),
+        (2, {"kind": "adamw"}, {"kind": "muon"}, None),
+        (2, {"kind": "muon"}, {"kind": "muon"}, None),
     ],
 )
 def test_moments_are_not_taken_for_those_of_other_steps(

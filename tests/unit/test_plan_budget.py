@@ -11,11 +11,11 @@ import pytest
 from boost_core.config import JobSpec, load_job
 from boost_core.config.parallelism import Layout
 from boost_core.plan import report
-from boost_core.plan.machine import machine_of
+from boost_core.plan.machine import Basis, machine_of
 from boost_core.plan.report import PUBLISHED, plan, presets, step_seconds
 from boost_core.plan.run_cost import GPU_MTBF_HOURS, PlannedGoodput, PlannedRun, RunConditions
 from boost_core.plan.search import PlanSearch, search_report
-from boost_core.terminal import duration_in_words
+from boost_core.terminal import duration_in_words, rounded, size_in_words
 from tests.unit.test_plan_report import job
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
@@ -141,11 +141,11 @@ def test_the_best_interval_of_a_hidden_copy_is_that_of_one_that_hides_nothing() 
     goodput = goodput_of(run)
     assert goodput.from_best_checkpoints > goodput.from_practical_checkpoints > goodput.from_best_checkpoints - 0.005
     assert "; every 100 steps (" in said
-    filled = f"100 then fill {100 * run.checkpoint.bytes / 1e12:.3g} TB"
+    filled = f"100 then fill {100 * run.checkpoint.bytes / 2**30:,.1f} GiB"
     assert said.endswith(f"{filled}, as checkpoint.keep_last is unset and all are kept")
     assert f"% likewise with checkpoints every {best} steps, " in run.words[-1]
     kept = run_of(job(training={"steps": 10_000}, checkpoint={"keep_last": 2})).words[2]
-    assert kept.endswith(f"; 2 then fill {2 * run.checkpoint.bytes / 1e9:.3g} GB")
+    assert kept.endswith(f"; 2 then fill {2 * run.checkpoint.bytes / 2**30:.1f} GiB")
 
 
 def test_a_job_that_is_shorter_than_the_best_interval_is_told_so() -> None:
@@ -192,6 +192,20 @@ def test_a_lost_node_leaves_the_largest_legal_number_of_replicas() -> None:
     assert left.world_size == 16
     assert left.share == pytest.approx(step_seconds(spec, Layout(4, 1, 8)) / step_seconds(spec, Layout(4, 1, 4)))
     assert goodput_of(run_of(job())).without_a_node is None  # all ranks are on one
+
+
+@pytest.mark.parametrize(("placement", "pipeline", "left"), [("PACK", 1, 4), ("STRICT_PACK", 1, 4), ("PACK", 2, None)])
+def test_what_a_lost_node_leaves_is_counted_in_what_shares_a_node(
+    placement: str, pipeline: int, left: int | None
+) -> None:
+    """Nodes of 6 GPUs, of which groups of 4 use 4: a node that is lost takes one group, not 6 GPUs."""
+    spec = job(
+        parallelism={"data_parallel_size": 2 // pipeline, "pipeline_parallel_size": pipeline},
+        resources={"placement": placement},
+    )
+    on = Basis(node_gpus=6).machine(spec)
+    lost = goodput_of(plan(spec, on).shapes[0]).without_a_node
+    assert (lost and lost.world_size) == left
 
 
 def test_only_numbers_of_replicas_that_divide_the_batch_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,3 +264,28 @@ def test_a_job_is_compared_with_what_is_published_for_its_family_and_size() -> N
 )  # fmt: skip
 def test_durations_are_said_in_their_two_largest_units(seconds: float, words: str) -> None:
     assert duration_in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"),
+    [
+        (7580.4, 3, "7,580"), (140, 2, "140"), (0.01234, 3, "0.0123"), (0.000123, 3, "0.000123"), (0.0, 3, "0"),
+        (7.52e-5, 3, "less than 0.0001"), (9.83e10, 3, "98,300,000,000"), (99_950, 3, "100,000"), (-2.5, 2, "-2.5"),
+    ],
+)  # fmt: skip
+def test_numbers_have_no_exponents(number: float, digits: int, text: str) -> None:
+    assert rounded(number, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(512, "512 B"), (2**20, "1 MiB"), (1.5 * 2**30, "1.5 GiB"), (7e12, "6,519.3 GiB")]
+)
+def test_sizes_have_the_unit_of_memory(size: float, text: str) -> None:
+    assert size_in_words(size) == text
+
+
+def test_a_short_run_needs_little_and_no_exponent() -> None:
+    training = {"steps": 1, "sequence_length": 16, "global_batch_size": 1, "micro_batch_size": 1}
+    tiny = run_of(job(model={"preset": "60m"}, training=training, parallelism={"tensor_parallel_size": 1}))
+    assert tiny.kilowatt_hours is not None and tiny.kilowatt_hours < 1e-4
+    assert tiny.words[0].endswith(", at most 0.0001 kWh")

@@ -16,7 +16,7 @@ from boost_core.optim.loro_muon import orthogonalized, riemannian_step
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from boost_core.plan.machine import Basis, machine_for
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.report import Plan, fastest, nothing_fits, plan, presets, step_seconds
+from boost_core.plan.report import Plan, context_report, fastest, nothing_fits, plan, presets, step_seconds
 from boost_core.plan.throughput import block_work
 from boost_core.train.loop import Comparison
 from boost_core.train.profiling import PeakMemory
@@ -302,6 +302,9 @@ def test_a_long_job_is_planned_with_what_other_sizes_chunks_and_exchanges_would_
         assert other.memory_bytes == rank_memory(spec, layout).total
         assert other.step_seconds == step_seconds(spec, layout)
         assert other.fits_device == (other.memory_bytes <= 80e9)
+    short = job(**LONG | {"training": {"sequence_length": 131072, "micro_batch_size": 1}})
+    largest = context_report(short, Layout(4, 1, 1, 64), machine_for(spec.resources, "bf16"))
+    assert largest is not None and [each.context_parallel_size for each in largest.sizes] == [64, 32]
     assert (context.chunk_tokens, context.chunks) == (chunk_tokens(524288, 16), 8)
     chunks = {each.chunk_tokens: each for each in context.chunk_sizes}
     assert set(chunks) == {2048, 4096, 8192}

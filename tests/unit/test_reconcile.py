@@ -589,6 +589,17 @@ def test_a_pause_that_is_taken_back(service: Service) -> None:
     service.store.resume(job.id)
     service.tick()
     assert service.gangs.orders[job.id].target == Layout(2, 1, 1)
+    service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
+    service.tick()
+    check_was_resumed_too_late(service, job)
+
+
+def check_was_resumed_too_late(service: Service, job: JobRecord) -> None:
+    """It has paused for its user, not for another job, and goes on."""
+    paused = next(each.data for each in service.store.events(job.id) if each.data.get("reason") == "RESUMED_BY_USER")
+    assert paused["message"] == "paused after step 5 for its user, who has resumed it since"
+    assert Reason.PAUSED_FOR_PRIORITY not in service.reasons(job.id)
+    assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
 
 
 def test_a_pause_is_taken_back_as_it_comes_about(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +618,7 @@ def test_a_pause_is_taken_back_as_it_comes_about(service: Service, monkeypatch: 
     service.tick()
     assert service.store.get(job.id).state is not JobState.PAUSED
     service.tick()
-    assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
+    check_was_resumed_too_late(service, job)
 
 
 def test_a_gang_is_paused_while_it_starts(service: Service) -> None:
@@ -708,15 +719,19 @@ def test_a_pause_that_the_service_did_not_live_to_see(service: Service) -> None:
 def test_a_gang_that_recovers_says_so_once_for_each_message(service: Service) -> None:
     job = service.started()
     before = len(service.reasons(job.id))
-    for phase, message in (
-        (GangPhase.RECOVERING, "worker 1 was lost"), (GangPhase.RECOVERING, "worker 1 was lost"),
-        (GangPhase.WAITING, "waits for 2 CPU"), (GangPhase.STARTING, "does not answer"),
-        (GangPhase.TRAINING, "goes on"), (GangPhase.TRAINING, "goes on"),
+    for phase, message, cpus in (
+        (GangPhase.RECOVERING, "worker 1 was lost", 2), (GangPhase.RECOVERING, "worker 1 was lost", 2),
+        (GangPhase.WAITING, "waits for 2 CPU", 0), (GangPhase.STARTING, "does not answer", 0),
+        (GangPhase.RECOVERING, "starting 2 CPU", 2), (GangPhase.WAITING, "waits for 2 CPU", 0),
+        (GangPhase.TRAINING, "goes on", 2), (GangPhase.TRAINING, "goes on", 2),
     ):  # fmt: skip
         service.gangs.now(job, phase, message, layout=Layout(2, 1, 1))
         service.tick()
-        assert service.store.get(job.id).state is JobState.RUNNING
-    assert service.reasons(job.id)[before:] == ["GANG_RECOVERING", "GANG_RECOVERING", "GANG_STARTED"]
+        present = service.store.get(job.id)
+        assert (present.state, present.allocated.get("CPU", 0)) == (JobState.RUNNING, cpus)
+    assert service.reasons(job.id)[before:] == [
+        "GANG_RECOVERING", "WAITING_FOR_RESOURCES", "GANG_RECOVERING", "WAITING_FOR_RESOURCES", "GANG_STARTED",
+    ]  # fmt: skip
 
 
 def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Service) -> None:
@@ -929,16 +944,34 @@ def test_nodes_are_asked_for_as_long_as_a_job_needs_them_and_again_by_a_new_serv
     assert service.gangs.asked == [needed, needed, []]
 
 
-@pytest.mark.full
-def test_of_a_long_queue_some_jobs_a_pass_are_told_of_what_changes_for_all(
+def test_jobs_of_which_there_is_nothing_to_follow_cost_nothing(
     service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = service.started()
+    _, queued, paused = (service.submit() for _ in range(3))
+    service.tick()
+    service.store.request_pause(paused)
+    entered: list[str] = []
+    apart = service.reconciler._apart
+    monkeypatch.setattr(service.reconciler, "_apart", lambda *about: (entered.append(about[0]), apart(*about))[1])
+    service.tick()
+    assert set(entered) == {job.id}
+    service.store.request_cancel(queued)
+    assert service.store.get(queued).state is JobState.CANCELLED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("alike", [True, False])
+def test_of_a_long_queue_some_jobs_a_pass_are_told_of_what_changes_for_all(
+    service: Service, monkeypatch: pytest.MonkeyPatch, alike: bool
 ) -> None:
     written: list[int] = []
     explain = service.store.explain
     monkeypatch.setattr(service.store, "explain", lambda said: (written.append(len(said)), explain(said)))
     monkeypatch.setattr("service.scheduler.reconcile._MOST_EXPLAINED", 4)
     service.started()
-    first, *others = [service.submit() for _ in range(33)]
+    vocabularies = [256 if alike else 256 + 2 * number for number in range(33)]
+    first, *others = [service.submit(model={"vocab_size": size}) for size in vocabularies]
     service.tick()
     assert written == [32], "new ones are told at once; the first has left the queue"
     ahead = [service.store.get(job_id).waiting_for for job_id in others]
@@ -946,7 +979,7 @@ def test_of_a_long_queue_some_jobs_a_pass_are_told_of_what_changes_for_all(
     service.store.request_cancel(others.pop(5))
     for _ in range(8):
         service.tick()
-    assert max(written[1:]) <= 5, "the first of the class, and a share of 32 that is no more than 4"
+    assert max(written[1:]) <= 4 + alike, "the first of few classes, and a share of 32 that is no more than 4"
     told = {job_id: service.store.get(job_id).waiting_for for job_id in others}
     assert told[others[-1]].endswith(f"behind {first} and 30 more"), "each has had its turn"
     service.tick()

@@ -1,15 +1,20 @@
 """What reaches a supervisor, and when."""
 
 import threading
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
 from boost_core.messages import LogLine
 from service.gang.assignment import Message
 from service.gang.control.fault_detection import Heartbeat
+from service.gang.control.port import Moment
+from service.gang.control.record import GangRecord
+from service.gang.ray import supervisor
 from service.gang.ray_train import rank_worker
+from service.gang.status import GangPhase
 from service.gang.worker.rank_metrics import SupervisorReporter
 
 
@@ -72,3 +77,21 @@ def test_a_message_is_sent_again_until_the_supervisor_can_be_reached(monkeypatch
     rank_worker.RankWorker._push(SimpleNamespace(_first=None, _supervisor=supervisor), message)
     assert sent == [message] * 3
     assert pauses == [rank_worker.RELAY_SECONDS] * 2
+
+
+def test_a_supervisor_that_fails_ends_and_not_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the service could read why: a gang that is gone is formed again."""
+    changed, done = threading.Condition(), list[tuple[str, float]]()
+    record = GangRecord(Moment(0.0, datetime.now(UTC)), changed=changed.notify_all)
+
+    def observe() -> None:
+        raise GetTimeoutError("There was timeout in creating the placement group.")
+
+    executor = SimpleNamespace(ended=list, observe=observe)
+    monkeypatch.setattr(supervisor.time, "sleep", lambda seconds: done.append(("sleeps", seconds)))
+    monkeypatch.setattr(supervisor.os, "_exit", lambda status: done.append(("exits", status)))
+    supervisor.Supervisor._run(SimpleNamespace(_changed=changed, _record=record, _executor=executor, _act_on=None))
+    assert done == [("sleeps", supervisor.LAST_WORDS_SECONDS), ("exits", 1)]
+    status, words = record.status(0), "GetTimeoutError: There was timeout in creating the placement group."
+    assert (status.phase, status.message) == (GangPhase.RECOVERING, f"the gang's supervisor failed: {words}")
+    assert [(each.report.level, each.report.message) for each in status.reports] == [("ERROR", status.message)]

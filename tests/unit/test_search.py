@@ -39,11 +39,13 @@ from boost_core.plan.search import (
     other_orders,
     reasons,
     search,
+    search_as_reported,
     search_report,
     sensitivities,
+    simplest_first,
 )
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
-from boost_core.plan.throughput import Step
+from boost_core.plan.throughput import ORDER, Step, StepSeconds
 from service.cli.main import app
 from tests.planning_truth import drawn, fastest, replayed_parts
 
@@ -97,7 +99,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
         if tensor * pipeline * replicas > gpus or tensor > on.cluster.levels[0].fan_out:
             continue
         for micro, schedule, recompute, (zero, share) in product(
-            (1, 2, 4), schedules, ("none", "latent", "full", "offload"), held
+            (1, 2, 3, 4), schedules, ("none", "latent", "full", "offload"), held
         ):
             parallelism = {
                 "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": replicas,
@@ -121,7 +123,7 @@ def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, i
 def test_nothing_that_fits_is_faster_than_what_is_found(
     batch: int, gpus: int, node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MICRO_BATCHES", (1, 2, 4))
+    monkeypatch.setattr(module, "_MOST_SEQUENCES", 4)
     spec = job(batch=batch)
     ways = every_way(batch, gpus, node)
     for device, host in product((20e9, 30e9, 45e9, 60e9, 80e9, 200e9), (None, 70e9, 140e9, 200e9)):
@@ -161,6 +163,59 @@ def test_blocks_on_the_host_are_planned_as_brute_force_has_them(seed: int, uses:
     for without in search(small.job, small.gpus, unknown, small.device_bytes, 1).choices:
         assert found.seconds.total <= without.seconds.total
         assert not without.job.parallelism.keeps_on_host
+
+
+@pytest.mark.parametrize(("own", "least"), [(1, 15), (15, 15), (45, 45)])
+def test_micro_batches_that_are_no_powers_of_two_are_tried_and_the_jobs_own(own: int, least: int) -> None:
+    training = {"steps": 10, "sequence_length": 256, "global_batch_size": 135, "precision": "bf16"}
+    odd = {size: job("1b", training=training | {"micro_batch_size": size}, resources=A100) for size in (own, least)}
+    (best,) = search(odd[own], 1, machine(odd[own]), 80e9, 1).choices
+    assert best.seconds.total <= step_seconds(odd[least], Layout(1, 1, 1), machine(odd[own]))
+
+
+def test_a_replica_has_a_node_where_placement_says_so() -> None:
+    layouts = {}
+    for placement in ("PACK", "STRICT_PACK"):
+        spec = job(batch=8, resources={**A100, "placement": placement})
+        choices = search(spec, 4, machine(spec, node=2), 20e9, 5).choices
+        layouts[placement] = [choice.layout for choice in choices]
+        assert choices and all(fits(layout, [2, 2], placement) for layout in layouts[placement])
+    assert not all(fits(layout, [2, 2], "STRICT_PACK") for layout in layouts["PACK"])
+
+
+OWN = Layout(2, 2, 1)
+
+
+@pytest.mark.parametrize(("choices", "first"), [
+    ([(Layout(1, 1, 8), 1.0), (Layout(4, 2, 1), 1.04), (Layout(1, 1, 4), 1.06)], 0),  # the simplest
+    ([(Layout(1, 1, 8), 1.0), (Layout(2, 2, 1), 1.03), (Layout(1, 1, 4), 1.04)], 1),  # the fewest GPUs, and own
+    ([(Layout(1, 1, 8), 1.0), (Layout(2, 2, 2), 1.03), (Layout(1, 4, 1), 1.04)], 2),  # GPUs before the job's own layout
+    ([(Layout(2, 2, 2), 1.0), (Layout(1, 1, 8), 1.04)], 0),  # own replicas, of which there may be more
+    ([], None),
+])  # fmt: skip
+def test_of_what_is_about_as_fast_the_fewest_gpus_come_first_then_the_jobs_own_layout_then_the_simplest(
+    choices: list[tuple[Layout, float]], first: int | None
+) -> None:
+    given = [
+        Choice(job().with_parallelism(**layout.sizes), StepSeconds(seconds, 0, 0, 0, 0, 0), 0)
+        for layout, seconds in choices
+    ]
+    ordered = simplest_first(given, OWN)
+    assert [*ordered] == ([] if first is None else [given[first], *given[:first], *given[first + 1 :]])
+
+
+def test_gpus_that_gain_less_than_predictions_can_tell_stay_unused() -> None:
+    training = {"steps": 10, "sequence_length": 256, "global_batch_size": 32, "micro_batch_size": 1,
+                "precision": "bf16"}  # fmt: skip
+    spec = job("60m", training=training)
+    report = search_report(spec, PlanSearch(gpus=64, top=2))
+    first, fastest = report.choices
+    assert first.world_size < fastest.world_size < 64 and first.step_seconds <= (1 + NEAR_TIE) * fastest.step_seconds
+    less = 1 - fastest.step_seconds / first.step_seconds
+    assert (
+        f"{first.world_size} of 64 GPUs are used: with {fastest.world_size} a step takes {less:.1%} less, too little "
+        "for predictions to tell apart"
+    ) in report.why
 
 
 @pytest.mark.full
@@ -384,13 +439,16 @@ def test_all_tensor_parallel_groups_of_a_choice_have_a_node() -> None:
 
 
 @pytest.mark.full
-def test_what_would_change_the_choice_would() -> None:
-    spec = job("7b", 64)
+def test_what_would_change_the_choice_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = job()
     on = machine(spec)
-    told = list(sensitivities(spec, 4, on, 80e9))
-    less = search(spec, 4, on, 64e9, 1).choices[0]
-    assert f"with the memory's size -20%: {less}" in told
-    assert all(line.startswith("with ") for line in told)
+    first, less, more = (search_as_reported(spec, 8, on, memory).choices[0] for memory in (40e9, 32e9, 48e9))
+    assert str(first) != str(search(spec, 8, on, 40e9, 1).choices[0]), "the first is not the fastest"
+    scaled = module._scaled
+    monkeypatch.setattr(module, "_scaled", lambda *of: [each for each in scaled(*of) if each[0] == "the memory's size"])
+    told = list(sensitivities(spec, 8, on, 40e9, first))
+    changes = {"-20%": less, "+20%": more}
+    assert told == [f"with the memory's size {by}: {to}" for by, to in changes.items() if str(to) != str(first)] != []
 
 
 @pytest.mark.full
@@ -399,11 +457,14 @@ def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     slow = [("box", 8, 25), ("rack", 4, 12.5), ("core", 1024, 3)]
     levels = [{"name": name, "fan_out": size, "gigabytes_per_second": rate} for name, size, rate in slow]
     on = machine_of(spec, cluster=NetworkConfig.model_validate({"levels": levels}).cluster())
-    (line,) = other_orders(spec, 1024, on, 80e9)
-    ours, other = search(spec, 1024, on, 80e9, 1).choices[0], search(spec, 1024, on, 80e9, 1, ("tp", "cp", "dp", "pp"))
-    assert line.startswith(f"with ranks in the order tp, cp, dp, pp, which gangs do not support: {other.choices[0]}")
-    assert other.choices[0].seconds.total < ours.seconds.total
-    assert not list(other_orders(spec, 8, machine(spec), 80e9))
+    order = ("tp", "cp", "dp", "pp")
+    ours, other = (search_as_reported(spec, 1024, on, 80e9, 1, each).choices[0] for each in (ORDER, order))
+    (line,) = other_orders(spec, 1024, on, 80e9, ours)
+    assert line.startswith(f"with ranks in the order tp, cp, dp, pp, which gangs do not support: {other}")
+    assert line.endswith(f", {1 - other.seconds.total / ours.seconds.total:.1%} less")
+    assert other.seconds.total < ours.seconds.total
+    near = search_as_reported(spec, 8, machine(spec), 80e9).choices[0]
+    assert not list(other_orders(spec, 8, machine(spec), 80e9, near))
 
 
 @pytest.mark.full
@@ -569,6 +630,8 @@ def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
         ("P40", "GPUs named 'P40' (the nearest"),
         ("0xH100", "--gpus 0xH100: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100"),
         ("64H100", "--gpus 64H100: give a number"),
+        ("", "--gpus : give a number"),
+        (" ", "give a number"),
     ):
         refused = run(gpus)
         assert refused.exit_code == 2 and said in refused.output

@@ -134,6 +134,10 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_on_a_disk_is_not_copied(tmp_path: Path) -> None:
+    for tokens in (999, 1001):
+        np.arange(tokens, dtype="<u2").tofile(tmp_path / SHARDS[0].name)
+        with pytest.raises(ValueError, match=rf"00000\.bin has {2 * tokens:,} bytes instead of 2,000; make the tokens"):
+            map_shard(f"file://{tmp_path}", INDEX, SHARDS[0])
     np.arange(1000, dtype="<u2").tofile(tmp_path / SHARDS[0].name)
     assert map_shard(f"file://{tmp_path}", INDEX, SHARDS[0])[5] == 5
     assert not (tmp_path / f"boost-tokens-{os.geteuid()}").exists()

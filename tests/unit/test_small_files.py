@@ -8,8 +8,10 @@ import fsspec
 import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config.data_files import index_of, tokenizer_vocabulary
-from boost_core.config.storage import Unreadable, read_small
+from boost_core.config import SourceConfig
+from boost_core.config.data_files import SourceFile, index_of, tokenizer_vocabulary
+from boost_core.config.storage import Disk, Unreadable, read_small
+from boost_core.data.documents import documents
 from boost_core.data.tokenizers import open_tokenizer
 
 LOCAL, MEMORY = fsspec.filesystem("file"), fsspec.filesystem("memory")
@@ -50,6 +52,9 @@ def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
         lambda: tokenizer_vocabulary(str(tmp_path / "tokenizer.json")),
         lambda: open_tokenizer(str(tmp_path / "tokenizer.json"), None),
         lambda: CheckpointFolder(str(tmp_path)).manifest(1),
+        # As if it had replaced a file that was listed.
+        lambda: list(documents(SourceFile(f"{tmp_path}/index.json", 1), SourceConfig(kind="text", paths=("a",)))),
+        lambda: Disk(beneath=[str(tmp_path)]).open(f"{tmp_path}/index.json", "rb"),
     ):
         with pytest.raises(ValueError, match="is not a regular file"):
             read()

@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import struct
@@ -10,9 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
+from boost_core.config.base import StoreUnusable
 from boost_core.config.data_files import (
+    Shard,
     SourceFile,
     SourceSplit,
+    TokenIndex,
     UnfitData,
     check_data,
     list_files,
@@ -20,6 +24,7 @@ from boost_core.config.data_files import (
     schema_of,
     split_source,
 )
+from boost_core.config.storage import Disk
 from boost_core.config.user_files import problems_of_schemas
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
@@ -168,10 +173,92 @@ def test_a_saved_dataset_is_what_its_state_lists(tmp_path: Path) -> None:
     (name,) = listed("dataset", tmp_path / "one")
     assert name.startswith("data-")
     assert listed("dataset", tmp_path / "both" / "test" / "") == [name]
+    (tmp_path / "both" / "train" / "cache-1.arrow").write_bytes(b"a copy")
+    for pattern, times in (("both/*", 2), ("*/train", 2), ("one*", 1), ("both/tr*/*", 1), ("both/*/*.arrow", 2)):
+        assert listed("dataset", tmp_path / pattern) == [name] * times, pattern
+    (tmp_path / "large").mkdir()
+    for content, problem in (("[" * 10**5, "is damaged"), ("[[]," * 2**17, "524288 bytes, and 262144 is the limit")):
+        (tmp_path / "large" / "state.json").write_text(content)
+        with pytest.raises(ValueError, match=f"large/state.json.* {problem}"):
+            listed("dataset", tmp_path / "large")
     with pytest.raises(ValueError, match="it has the splits train, test; name the folder of one"):
         listed("dataset", tmp_path / "both")
     with pytest.raises(ValueError, match="use kind=arrow"):
         listed("dataset", tmp_path)
+
+
+def test_what_spark_writes_beside_its_files_is_none_of_them(tmp_path: Path) -> None:
+    for name in ("_SUCCESS", "_metadata", "part-0.parquet", "_named.parquet"):
+        (tmp_path / name).write_bytes(b"")
+    for path in (tmp_path, tmp_path / "*"):
+        assert listed("parquet", path) == ["_named.parquet", "part-0.parquet"]
+    assert listed("parquet", tmp_path / "_SUCCESS") == ["_SUCCESS"]
+    assert len(listed("text", tmp_path)) == 4
+
+
+def test_a_glob_that_matches_a_folder_is_refused_for_what_is_new(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "2.txt", files=1)
+    (tmp_path / "1.txt").write_text("text")
+    for pattern in ("*", "*.txt", "[0-9].txt"):
+        with pytest.raises(ValueError, match=r"/2\.txt' is a folder, of which this glob reads nothing"):
+            listed("text", tmp_path / pattern)
+        assert listed("text", tmp_path / pattern, new=False) == ["1.txt"]
+    assert listed("text", tmp_path / "**") == ["1.txt", "0.txt"]
+
+
+@pytest.mark.parametrize("name", ["a::b.txt", b"caf\xe9.txt"])
+def test_a_name_that_stands_for_another_file_or_for_none_is_refused(tmp_path: Path, name: str | bytes) -> None:
+    there = os.fsdecode(name)
+    (tmp_path / there).write_text("text")
+    for path in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(ValueError, match="in its name; rename it") as refused:
+            listed("text", path)
+        assert repr(f"{tmp_path}/{there}") in str(refused.value)
+
+
+@pytest.mark.parametrize(("number", "passes"), [(errno.EIO, True), (errno.ESTALE, True), (errno.EACCES, False)])
+def test_what_cannot_be_read_for_a_moment_does_not_end_an_accepted_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, passes: bool
+) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    texts = text(write_corpus(tmp_path / "corpus"))
+    kinds = {"text": "corpus", "parquet": ".txt", "tokenized": "index.json"}
+    several = [
+        (DataConfig(source=SourceConfig(kind=kind, paths=(f"{tmp_path}/corpus",))), kinds[kind]) for kind in kinds
+    ]
+    several.append((texts.model_copy(update={"tokenizer": f"{tmp_path}/tokenizer.json"}), "tokenizer.json"))
+
+    of_the_disk = Disk.status
+    for data, end in several:
+
+        def failing(disk: Disk, path: str, end: str = end) -> os.stat_result:
+            if path.endswith(end):
+                raise OSError(number, os.strerror(number), path)
+            return of_the_disk(disk, path)
+
+        monkeypatch.setattr(Disk, "status", failing)
+        refused = StoreUnusable if passes else UnfitData
+        with pytest.raises(refused, match="cannot "):
+            check_data(data, 256, 8)
+        with pytest.raises(OSError, match="cannot "):
+            check_data(data, 256, 8, new=False)
+
+
+@pytest.mark.parametrize("spelled", ["{}", "{}/", "file://{}", "{}/../{name}", "{}-link"])
+def test_tokens_named_twice_count_once(tmp_path: Path, spelled: str) -> None:
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    (tmp_path / "tokens-link").symlink_to(folder)
+    shards = [Shard(part=part, name=f"{part}.bin", tokens=40) for part in ("training", "validation")]
+    index = TokenIndex(dtype="uint8", vocabulary=256, end_of_document=0, shards=shards, source="a", complete=True)
+    (folder / "index.json").write_text(index.model_dump_json())
+    for shard in shards:
+        (folder / shard.name).write_bytes(bytes(40))
+    paths = [str(folder), spelled.format(folder, name="tokens")]
+    data = DataConfig.model_validate({"source": {"kind": "tokenized", "paths": paths}})
+    for indices in (None, check_data(data, 256, 8)):
+        (stream,) = load_corpus(data, 8, indices).streams
+        assert (len(stream.training), len(stream.validation)) == (40, 40)
 
 
 def test_the_split_does_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:

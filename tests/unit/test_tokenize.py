@@ -360,13 +360,14 @@ def test_a_folder_goes_on_only_with_the_token_that_ended_its_documents(
     assert run(tmp_path / "in", tmp_path / "out", *options, "<|endoftext|>") == 0
 
 
-def test_truncation_and_padding_stored_in_a_tokenizer_have_no_effect(tmp_path: Path) -> None:
+def test_truncation_padding_and_dropout_stored_in_a_tokenizer_have_no_effect(tmp_path: Path) -> None:
     """As in ``transformers``, where only a call asks for them."""
     made = tokenizers.Tokenizer.from_str(train_bpe([b"the quick brown fox " * 9], 300))
     texts = [b"the quick brown fox " * 50, b"short"]
     tokens = [made.encode(text.decode()).ids for text in texts]
     made.enable_truncation(16, stride=4)
     made.enable_padding(pad_to_multiple_of=64, pad_id=1, pad_token="!")
+    made.model.dropout = 0.5
     made.save(str(tmp_path / "tokenizer.json"))
     name = str(tmp_path / "tokenizer.json")
     assert [each.tolist() for each in open_tokenizer(name, None).encode(texts)] == tokens
@@ -440,7 +441,15 @@ def test_without_a_kind_the_names_of_the_files_tell_it(
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a.json.gz", "jsonl"), ("a.jsonl.zst", "jsonl"), ("a.ndjson", "jsonl"), ("a.json", "text"), ("a.txt.gz", "text")],
+    [
+        ("a.json.gz", "jsonl"),
+        ("a.jsonl.zst", "jsonl"),
+        ("a.ndjson", "jsonl"),
+        ("a.json", "text"),
+        ("a.txt.gz", "text"),
+        ("A.JSON.GZ", "jsonl"),
+        ("B.PARQUET", "parquet"),
+    ],
 )
 def test_the_kind_of_a_file_by_its_name(name: str, kind: str) -> None:
     assert kind_by_names([f"s3://bucket/{name}"]) == kind

@@ -1,8 +1,13 @@
 """What is checked of a process and of a node before a rank trains there: its version, its software, its gang."""
 
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+import torch
 
 from boost_core import __version__
 from service.gang.assignment import Assignment, End, GangContext, Rendezvous, require_version
@@ -75,7 +80,7 @@ def test_a_node_that_cannot_be_used_is_asked_again_a_while_after_its_answer(monk
     monkeypatch.setattr(nodes.ray, "wait", wait)
     monkeypatch.setattr(nodes.ray, "get", lambda _: HEAD | {"torch": None})
     reasons = {"a": "has no torch, which Ray's head has"}
-    assert checks.unusable(["a"], wait_seconds=20.0) == reasons
+    assert checks.unusable([{"NodeID": "a", "Resources": {"CPU": 1.0}}], wait_seconds=20.0) == reasons
     assert vars(checks)["_checks"]["a"].again_at == 120.0 + nodes.AGAIN_SECONDS
 
 
@@ -86,7 +91,13 @@ HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu",
     ("node", "reason"),
     [
         ({}, None),
-        ({"torch": "2.13.0+cu128"}, None),
+        ({"torch": "2.13.0+cu128", "cuda": "12.8", "GPU": "yes"}, None),
+        ({"GPU": "yes"}, "has GPUs, but its torch 2.13.0+cpu is built without CUDA; install one that is built with it"),
+        (
+            {"cuda": "12.8", "compiler": "this machine has no C compiler", "GPU": "yes"},
+            "has GPUs, but this machine has no C compiler",
+        ),
+        ({"compiler": "this machine has no C compiler"}, None),
         ({"boost": "0.0.9", "problem": "no module service"}, f"has BOOST 0.0.9, but this service has {__version__}"),
         ({"boost": None, "problem": "/opt/python is not there"}, "lacks the trainer: /opt/python is not there"),
         ({"python": "3.12"}, "has Python 3.12, but Ray's head has 3.11"),
@@ -95,4 +106,13 @@ HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu",
     ],
 )
 def test_a_node_must_have_what_the_head_has(node: Software, reason: str | None) -> None:
-    assert why_not(HEAD | node, HEAD) == reason
+    assert why_not(HEAD | node, HEAD, has_gpus="GPU" in node) == reason
+
+
+def test_a_node_says_what_its_torch_is_built_for_and_whether_it_has_a_compiler() -> None:
+    def software(**environment: str) -> Software:
+        command = [sys.executable, "-P", "-c", nodes._PROGRAM, *sys.path]
+        return json.loads(subprocess.check_output(command, env=os.environ | environment))
+
+    assert software().items() >= {"cuda": torch.version.cuda, "torch": torch.__version__, "problem": None}.items()
+    assert "no C compiler none, which CC names" in (software(CC="none")["compiler"] or "")

@@ -1,9 +1,18 @@
 """Hangs, slow ranks and too many restarts, from beats at given times."""
 
+import pytest
+
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.job import MOST_LOSSES
 from boost_core.messages import Cause
-from service.gang.control.fault_detection import GangWatch, Heartbeat, RestartLimit, RestartPauses, SlowRank
+from service.gang.control.fault_detection import (
+    GangWatch,
+    Heartbeat,
+    NodeWatch,
+    RestartLimit,
+    RestartPauses,
+    SlowRank,
+)
 
 
 def watch(**config) -> GangWatch:
@@ -109,6 +118,23 @@ def test_a_few_long_steps_do_not_make_a_rank_slow() -> None:
     gang = watch(slow_rank_factor=1.5)
     beats(gang, range(1, 11), 0.25, 0.25)
     assert beats(gang, range(11, 15), 0.25, 0.9) == []
+
+
+@pytest.mark.parametrize(
+    ("notices", "urgent_at"),
+    [
+        ([500.0], 480.0),
+        ([None, None, None], 160.0),
+        ([500.0, 150.0, 150.0], 130.0),  # a preemption during a drain by hand
+        ([None, 150.0], 130.0),
+        ([500.0, None], 161.0),
+    ],
+)
+def test_the_shortest_notice_of_a_node_counts(notices: list[float | None], urgent_at: float) -> None:
+    nodes = NodeWatch()
+    for second, at in enumerate(notices):
+        nodes.see({"a"}, {"a": at}, 100.0 + second)
+    assert [nodes.urgent(["a"], now) for now in (urgent_at - 1, urgent_at)] == [False, True]
 
 
 def test_restarts_are_counted_within_a_window() -> None:

@@ -3,8 +3,8 @@
 from http import HTTPStatus
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
@@ -100,7 +100,7 @@ class SessionRequest(BaseModel):
 async def open_session(session: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
     """Sign the browser in: it sends the key with every request until it is closed."""
     refuse_foreign_page(request)
-    principal = await run_in_threadpool(context.keys.verify, session.key)
+    principal = await to_thread.run_sync(context.keys.verify, session.key, limiter=context.limits.key_threads)
     if principal is None:
         context.limits.failures.count(network_of(request.client.host if request.client else None))
         raise Unauthenticated("invalid API key: wrong, expired or revoked; ask the service's operator")

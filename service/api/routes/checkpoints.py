@@ -1,5 +1,6 @@
 """A job's checkpoints: list, show, pin, delete; read from their folder with the trainer's library."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -44,7 +45,8 @@ async def at_store(job: JobRecord, context: Context, look: Callable[[CheckpointF
     def look_there() -> T:
         with _reaching(job):
             options = giving_up_soon(storage_options(job.spec, context, job.tenant))
-            folder = CheckpointFolder(job.checkpoint_url, options)
+            deadline = time.monotonic() + context.settings.store_seconds
+            folder = CheckpointFolder(job.checkpoint_url, options, deadline)
         return look(folder)
 
     what = f"the store of the checkpoints of job {job.id}, {job.checkpoint_url},"
@@ -140,7 +142,7 @@ async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -
 
 @router.delete("/{step}", status_code=HTTPStatus.NO_CONTENT, responses=_ONE)
 async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
-    """Delete a checkpoint, unless it is pinned, the newest of an active job, or what another job is to start from."""
+    """Delete a checkpoint, unless it is pinned, the newest of an active job, or what other jobs are to start from."""
 
     def look(folder: CheckpointFolder) -> None:
         _stored(job, folder, step)
@@ -149,12 +151,15 @@ async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) 
         if step == newest and not job.finished:
             raise CheckpointInUse(f"job {job.id} is {job.state} and would resume from step {step}; cancel it first")
         urls = [folder.step_url(step), *([folder.url] if step == newest else [])]
-        needed = [url.removeprefix("file://") for url in urls]
+        needed = {url.removeprefix("file://") for url in urls}
         for other in context.store.active():
             origin = other.spec.checkpoint.origin if other.tenant == job.tenant and other.checkpoint is None else None
             if origin and origin[1].removeprefix("file://").rstrip("/") in needed:
                 problem = f"job {other.id} is {other.state}, has no checkpoint yet and starts from that of step {step}"
                 raise CheckpointInUse(f"{problem}; cancel it first")
+        fields = "checkpoint.continue_from", "checkpoint.weights_from"
+        if sweep := context.sweeps.that_needs(needed, *fields, tenant=job.tenant):
+            raise CheckpointInUse(f"trials of the sweep {sweep.name!r} start from that of step {step}; stop it first")
         with _reaching(job):
             folder.remove(step)
             left = newest if step != newest else folder.newest_intact()

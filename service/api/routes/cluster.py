@@ -46,7 +46,7 @@ def list_nodes(who: Reader, context: ContextDep) -> NodeList:
     if seen is None:
         return NodeList(seen_at=None, nodes=[])
     time, nodes = seen
-    running = [job for job in context.store.active() if job.has_gang and job.shape]
+    running = [job for job in context.store.active() if job.has_workers and job.shape]
     build = context.datasets.building()
     shown: list[Node] = []
     for node in nodes:

@@ -4,7 +4,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
 from boost_core.config.training import DatasetName
@@ -13,7 +13,9 @@ from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep
 from service.api.errors import CONFLICT, NOT_FOUND, problem_responses
 from service.api.requests import StrictRoute
+from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import Owner
+from service.models.access import Scope, TenantName
 from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute)
@@ -46,9 +48,14 @@ def show_dataset(name: DatasetPath, who: Reader, context: ContextDep) -> Dataset
 
 
 @router.post("/{name}/cancel", responses=NOT_FOUND | CONFLICT)
-def cancel_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> Dataset:
+def cancel_dataset(
+    name: DatasetPath, who: Submitter, context: ContextDep,
+    tenant: Annotated[TenantName | None, Query(description="Its tenant; default: one's own. For operators.")] = None,
+) -> Dataset:  # fmt: skip
     """Stop building a dataset. Created again, it continues with the remaining files."""
-    return context.datasets.cancel(name, who.tenant)
+    if tenant not in (None, who.tenant) and not who.may(Scope.ADMIN):
+        raise DatasetNotFound(name)
+    return context.datasets.cancel(name, tenant or who.tenant)
 
 
 @router.delete("/{name}", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=NOT_FOUND | CONFLICT)

@@ -24,11 +24,13 @@ from boost_core.config import JobSpec
 from boost_core.config.base import Moment
 from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
+from boost_core.plan.machine import Basis
+from boost_core.plan.report import Plan
 from service.accounts.keys import Principal
-from service.api.admission import Completed, admitted, conditions_of, planned, record_job, with_layouts
+from service.api.admission import Completed, admitted, conditions_of, if_origin_fits, planned, record_job, with_layouts
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import ContextDep, JobDep, context_of, refuse_others
+from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
 from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
 from service.api.requests import CSV, IdempotentDep, StrictRoute, in_format
@@ -46,9 +48,10 @@ from service.jobs.model import (
     JobSelection,
     Owner,
     Request,
+    SearchText,
 )
 from service.jobs.patch import JobPatch, changed_spec, merged
-from service.jobs.queries import MEANS, EventFilter, JobNotFound, history
+from service.jobs.queries import MEANS, MOST_RANK_TIMES, EventFilter, JobNotFound, history
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.jobs.writes import WrongState
@@ -115,21 +118,19 @@ async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: Http
 @router.post("/dry-run", responses=BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
-    return await admitted(
-        spec,
-        context,
-        who.tenant,
-        lambda job: DryRun(
-            spec=job.spec,
-            plan=planned(
-                job.spec, job.basis.machine(job.spec), conditions_of(job.spec, context, who.tenant), context, who.tenant
-            ),
-            chosen=job.chosen,
-            profile=job.profile,
-            fitted=job.fitted,
-        ),
-        pins=False,
+    job = await admitted(spec, context, who.tenant, lambda job: job, pins=False)
+    return DryRun(
+        spec=job.spec,
+        plan=await _plan(job.spec, job.basis, context, who.tenant),
+        chosen=job.chosen,
+        profile=job.profile,
+        fitted=job.fitted,
     )
+
+
+async def _plan(spec: JobSpec, basis: Basis, context: Context, tenant: str) -> Plan:
+    conditions = await run_in_threadpool(conditions_of, spec, context, tenant)
+    return await planned(spec, basis.machine(spec), conditions, context, tenant)
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=BODY_REFUSED)
@@ -167,8 +168,8 @@ class ComparedQuery(BaseModel):
     tag: list[Label] = Field(
         [], max_length=MOST_TAGS, description="Of the group, or else of all jobs, those with all of these tags."
     )
-    search: str | None = Field(
-        None, max_length=100, description="Likewise, those with this in their name, group, tags or notes."
+    search: SearchText | None = Field(
+        None, description="Likewise, those with this in their name, group, tags or notes."
     )
     tenant: TenantName | None = Field(None, description="Whose group; operators see all tenants' jobs.")
 
@@ -230,10 +231,9 @@ async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: Idem
 
 
 @router.get("/{job_id}/plan", responses=NOT_FOUND)
-def show_plan(job: JobDep, context: ContextDep) -> PlanAnswer:
+async def show_plan(job: JobDep, context: ContextDep) -> PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    conditions = conditions_of(job.spec, context, job.tenant)
-    plan = planned(job.spec, job.basis.machine(job.spec), conditions, context, job.tenant)
+    plan = await _plan(job.spec, job.basis, context, job.tenant)
     return PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
 
 
@@ -255,6 +255,9 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
     written, training = job.requested_spec.with_layouts(None).as_written(), changes.get("training")
     if isinstance(training, dict) and len(given := training.keys() & {"steps", "tokens"}) == 1:
         written["training"].pop("tokens" if "steps" in given else "steps", None)  # one stands for the other
+    data, named = changes.get("data"), written["data"]["dataset"]
+    if named is not None and isinstance(data, dict) and data.get("dataset", named) != named:
+        written["data"]["source"] = None  # the shards of that dataset
     trial = "trial-" + written["name"].removeprefix(f"{written['group']}-")
     if trial in written["tags"]:  # of a sweep, whose group and tag are not the clone's
         written |= {"group": None, "tags": [tag for tag in written["tags"] if tag != trial]}
@@ -304,19 +307,28 @@ IfMatch = Annotated[
 
 
 @router.patch("/{job_id}", responses=_CHANGE_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
-def patch(
+async def patch(
     job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
     """Change a job's name, priority, limits, description or schedule; a running gang takes it between two steps."""
-    expected, chosen = None if if_match == "*" else if_match, None
-    with _illegal_fields(JobSpec):
+
+    def change() -> JobRecord:
+        expected, chosen = None if if_match == "*" else if_match, None
         if changes.gpus and not job.finished:
             spec = changed_spec(changes, job.requested_spec)
             spec, chosen = with_layouts(spec, context, who.tenant, job.basis)
             expected = expected or job.etag  # what was chosen is for this spec
-        record = context.store.patch(job.id, changes, expected, chosen, who.name)
+        return context.outlook().of(context.store.patch(job.id, changes, expected, chosen, who.name))
+
+    with _illegal_fields(JobSpec):
+        steps = changes.training.steps if changes.training else None
+        continues = job.spec.checkpoint.continue_from is not None and job.checkpoint is None and not job.finished
+        if continues and steps and steps < job.spec.training.steps:  # which may leave none after that checkpoint
+            spec = await run_in_threadpool(changed_spec, changes, job.requested_spec)
+            await if_origin_fits(spec, context, job.tenant, pins=False)
+        record = await run_in_threadpool(change)
     response.headers["ETag"] = record.etag
-    return context.outlook().of(record)
+    return record
 
 
 @router.post("/{job_id}/pause", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
@@ -386,6 +398,7 @@ class HistoryQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     points: int = Field(500, ge=1, le=5000, description="Maximum number of points per curve.")
+    ranks: bool = Field(True, description=f"Include the ranks' times; in fewer rows if over about {MOST_RANK_TIMES}.")
     from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
     to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
     format: AnswerFormat = "json"
@@ -398,7 +411,8 @@ async def metrics(job: JobDep, who: Reader, context: ContextDep, query: Annotate
 
     def read() -> Response:
         with Session(context.store.engine) as session:
-            found = history(session, job.id, query.from_step, max(last, query.from_step), query.points)
+            ranks = query.ranks and query.format == "json"  # which CSV has no place for
+            found = history(session, job.id, query.from_step, max(last, query.from_step), query.points, ranks)
         return in_format(found, query.format)
 
     # A million steps take a minute, for which no other tenant's requests wait.

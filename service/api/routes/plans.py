@@ -6,17 +6,20 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
 
 from boost_core import __version__
 from boost_core.config.job import JobSpec, load_job, uneven_layouts
-from boost_core.plan.machine import Basis, refuse_unknown_gpu
+from boost_core.plan.machine import Basis, Machine, refuse_unfit_gpu
 from boost_core.plan.report import PresetList, presets
+from boost_core.plan.run_cost import RunConditions
+from service.accounts.keys import Principal
 from service.api.admission import conditions_of, planned, refuse_small_vocabulary
 from service.api.auth import Reader
-from service.api.deps import ContextDep
+from service.api.deps import Context, ContextDep
 from service.api.errors import BODY_REFUSED, InvalidJob
 from service.api.requests import StrictRoute
 from service.api.routes.cluster import shown
@@ -45,7 +48,7 @@ router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 
 
 @router.post("/plans", responses=BODY_REFUSED)
-def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
+async def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 
     A vocabulary smaller than that of a dataset that the job names is refused.
@@ -60,6 +63,14 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     a GPU-hour, the rate at which the largest recent checkpoint of the tenant was written to the same store, and the
     failures of Llama 3's training.
     """
+    job, machine, conditions, found = await run_in_threadpool(_looked_up, request, who, context)
+    return PlanAnswer(**dict(await planned(job, machine, conditions, context, who.tenant)), **found)
+
+
+def _looked_up(
+    request: PlanRequest, who: Principal, context: Context
+) -> tuple[JobSpec, Machine, RunConditions, dict[str, Any]]:
+    """All that a plan needs, and what the answer shows beside it."""
     job = JobSpec.model_construct(**{name: getattr(request, name) for name in JobSpec.model_fields})
     if problems := uneven_layouts(job):  # which only records of earlier jobs may have
         errors = [FieldError(field=".".join(each.field), message=each.message, value=each.value) for each in problems]
@@ -78,7 +89,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     described = search is not None and search.cluster is not None and search.cluster.device is not None
     if profile is None and not described:
         try:
-            refuse_unknown_gpu(job.resources)
+            refuse_unfit_gpu(job)
         except ValueError as error:
             raise InvalidJob([FieldError(field="resources.accelerator_type", message=str(error))]) from error
     try:
@@ -95,8 +106,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None
-    plan = planned(job, machine, conditions, context, who.tenant)
-    return PlanAnswer(**dict(plan), chosen=chosen, search=report, profile=profiled, fitted=fitted)
+    return job, machine, conditions, {"chosen": chosen, "search": report, "profile": profiled, "fitted": fitted}
 
 
 @router.get("/presets")

@@ -160,7 +160,7 @@ def _keys(direct: bool, url: str | None) -> "Iterator[Client | LocalKeys]":
         yield LocalKeys(settings.database_url)
     except KeyNotFound as error:
         raise Failed(str(error)) from error
-    except (OSError, SQLAlchemyError) as error:
+    except (OSError, ValueError, SQLAlchemyError) as error:
         raise Failed(f"the database that BOOST_DATABASE_URL names cannot be used: {in_words(error)}") from error
 
 

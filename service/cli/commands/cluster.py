@@ -311,9 +311,13 @@ def show_dataset(name: DatasetName, as_json: AsJson = False, url: Url = None) ->
 
 
 @datasets_app.command("cancel")
-def cancel_dataset(name: DatasetName, url: Url = None) -> None:
+def cancel_dataset(
+    name: DatasetName,
+    tenant: Annotated[str | None, typer.Option(help="Another tenant's; for operators.")] = None,
+    url: Url = None,
+) -> None:
     """Stop building a dataset."""
-    dataset = ask(url, lambda client: client.cancel_dataset(name))
+    dataset = ask(url, lambda client: client.cancel_dataset(name, tenant))
     say(f"dataset {dataset.name} is {dataset.state}")
 
 

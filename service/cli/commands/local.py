@@ -282,7 +282,7 @@ def migrate() -> None:
     try:
         place = make_url(settings.database_url).render_as_string(hide_password=True)
         bring_up_to_date(settings.database_url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: of the port
         raise BadInput(f"BOOST_DATABASE_URL: {error}") from error
     except (OSError, SQLAlchemyError) as error:
         raise Failed(f"the database {place} could not be migrated: {in_words(error)}") from error

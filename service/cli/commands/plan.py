@@ -10,13 +10,13 @@ import typer
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
-from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unknown_gpu
+from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unfit_gpu
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 from boost_core.plan.run_cost import GPU_MTBF_HOURS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
-from boost_core.terminal import duration_in_words, rounded
+from boost_core.terminal import duration_in_words, rounded, size_in_words
 from service.cli.commands.local import run_trainer
 from service.cli.connection import ask
 from service.cli.console import BadInput, print_facts, print_json, print_rows, read_job, read_profile, read_yaml_as, say
@@ -94,13 +94,13 @@ def plan(
     measured = read_profile(profile) if profile else None
     if gpus is not None:
         count, _, kind = gpus.partition("x") if gpus[:1].isdecimal() else ("", "", gpus)
-        number = int(count) if count.isdecimal() else None
-        if count and (number is None or not 1 <= number <= 65_536):
+        number, kind = int(count) if count.isdecimal() else None, kind.strip()
+        if (count or not kind) and (number is None or not 1 <= number <= 65_536):
             raise BadInput(f"--gpus {gpus}: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100")
         if kind:
             if described is not None and described.device is not None:
                 raise BadInput(f"--gpus {gpus}: --cluster describes the GPUs already; leave out {kind}")
-            of_kind = {"accelerator_type": kind.strip().replace(" ", "-"), "gpus_per_worker": 1}
+            of_kind = {"accelerator_type": kind.replace(" ", "-"), "gpus_per_worker": 1}
             spec = read_job(job, {"resources": spec.resources.model_dump(mode="json") | of_kind})
     if measure:
         if profile or service or spec.resources.gpus_per_worker:
@@ -142,7 +142,7 @@ def plan(
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
             if measured is None and (described is None or described.device is None):
-                refuse_unknown_gpu(spec.resources)
+                refuse_unfit_gpu(spec)
             machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
             result = plan_of(spec, machine.joined_at(network), conditions)
         else:
@@ -177,7 +177,7 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
         (
             str(Layout.of(planned)),
             str(planned.world_size),
-            _size(planned.memory.total),
+            size_in_words(planned.memory.total),
             f"{rounded(planned.step_seconds)} s",
             _amount(planned.tokens_per_second),
             "does not fit"
@@ -193,9 +193,9 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
         fastest = plan.shapes[plan.fastest]
         largest = fastest.memory
         print_facts(_facts_of(fastest, spec), _INDENT)
-    parts = ", ".join(f"{part} {_size(getattr(largest, part))}" for part in _MEMORY)
-    of = "" if (device := plan.shapes[0].device_memory_bytes) is None else f" of a GPU's {_size(device)}"
-    print_facts([("memory of a rank", f"{_size(largest.total)}{of}: {parts}")], _INDENT)
+    parts = ", ".join(f"{part} {size_in_words(getattr(largest, part))}" for part in _MEMORY)
+    of = "" if (device := plan.shapes[0].device_memory_bytes) is None else f" of a GPU's {size_in_words(device)}"
+    print_facts([("memory of a rank", f"{size_in_words(largest.total)}{of}: {parts}")], _INDENT)
     for note in plan.notes:
         say(f"note: {note}")
     if plan.fastest is None:
@@ -221,9 +221,9 @@ def _facts_of(fastest: PlannedShape, spec: JobSpec) -> Iterator[tuple[str, str]]
     if sent.all_reduces:
         tokens = training.micro_batch_size * training.sequence_length // fastest.context_parallel_size
         element = BYTES[training.precision]
-        exchange = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} collectives"
+        exchange = f"{size_in_words(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} collectives"
         if gathered := sent.gathered_elements_per_token * tokens * element:
-            exchange += f", {_size(gathered)} gathered"
+            exchange += f", {size_in_words(gathered)} gathered"
         yield "exchange", f"a tensor parallel rank sends {exchange} per micro-batch"
     for line in fastest.context.why if fastest.context else ():
         yield "long context", line
@@ -255,7 +255,7 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         (
             str(number),
             str(each.world_size),
-            _size(each.memory_bytes),
+            size_in_words(each.memory_bytes),
             f"{rounded(each.step_seconds)} s",
             _amount(each.tokens_per_second),
             duration_in_words(each.total_seconds),
@@ -274,8 +274,8 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         most = max(each.node_host_bytes for each in report.choices)
         if most and report.node_memory_bytes is None:
             say(
-                f"hosts: up to {_size(most)} per node for state and copies; the memory of the nodes is unknown and "
-                "not checked"
+                f"hosts: up to {size_in_words(most)} per node for state and copies; the memory of the nodes is unknown "
+                "and not checked"
             )
     else:
         say("nothing fits")
@@ -300,12 +300,3 @@ def _amount(number: float) -> str:
         if number >= size:
             return f"{rounded(number / size)} {name}"
     return f"{number:,.0f}"
-
-
-def _size(count: float) -> str:
-    """Format a number of bytes."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GiB"

@@ -142,7 +142,8 @@ class GangController:
                     return
                 if event.beat:
                     gang.watch.beat(event.rank, event.beat, self._now)
-                elif event.reports or event.saving is not None:
+                # Not a line in the log: a thread that retries to save writes some for ever, whatever the steps do.
+                elif event.going_on is not None or any(report.kind != "log" for _, report in event.reports):
                     gang.watch.progress(self._now)
                 if event.kept_step is not None:
                     gang.kept_step = max(gang.kept_step, event.kept_step)
@@ -150,8 +151,8 @@ class GangController:
                 for _, report in event.reports:
                     if isinstance(report, SteeredReport):
                         self._spec = report.applied_to(self._spec)
-                if event.saving and event.rank == 0:  # all ranks hear the same within a moment
-                    self._record.saving(event.saving)
+                if event.going_on and event.rank == 0:  # all ranks hear the same within a moment
+                    self._record.saving(event.going_on)
                 if event.failed is not None:  # acted on with the next observation: workers' calls carry out nothing
                     gang.failures[event.rank] = event.failed
             case port.Observed():
@@ -437,15 +438,15 @@ class GangController:
         if self._record.start is not None:
             commands, self._commands = self._commands, []
         for command in commands:
+            if isinstance(command, Drill) and command.at_step is not None and self._record.step < command.at_step:
+                self._commands.append(command)  # a worker could be gone before, or another rank by then
+                continue
             for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
                 if rank >= len(formation.workers):  # the gang has shrunk since the request
                     ranks = counted(len(formation.workers), "rank")
                     message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
                     self._record.log("WARNING", message)
                 elif command.kind == "drop_node":
-                    if command.at_step is not None and self._record.step < command.at_step:
-                        self._commands.append(command)
-                        continue
                     node = formation.places[rank].node
                     self._nodes.quarantined[node] = self._now + command.seconds
                     yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))

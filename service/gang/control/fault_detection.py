@@ -5,6 +5,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.job import MOST_LOSSES
@@ -257,7 +258,8 @@ class NodeWatch:
         """
         self._silent = {node: until for node, until in self._silent.items() if node in alive and until > now}
         self._last_moments = {
-            node: self._last_moments.get(node, now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
+            # A later notice may leave less time, as a preemption during a drain by hand does.
+            node: min(self._last_moments.get(node, inf), now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
             for node, at in leaving.items()
         }
 

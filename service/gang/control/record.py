@@ -217,6 +217,8 @@ class GangRecord:
 
     def add(self, report: Report, at: datetime | None = None) -> None:
         """Add a report: the supervisor's own, made now, or a rank's with its time."""
+        if report.kind == "ranks":  # the times of thousands of ranks every two seconds, of which the newest are kept
+            self._reports = deque((each for each in self._reports if each.report.kind != "ranks"), UNREAD_REPORTS)
         self._reports.append(GangReport(next(self._sequence), at or self.now.utc, report))
         self._changed()
 

@@ -43,7 +43,8 @@ def main() -> None:
                         os.unlink(address)
                     _start_server(address)
                     server.connect(address)
-            os.close(folder)
+            finally:
+                os.close(folder)  # also before another try, which would wait for its own lock
             socket.send_fds(server, [request], [0, 1, 2])
             answer = server.recv(32)
         except ConnectionError:

@@ -156,7 +156,7 @@ class RayGangs:
         with private_api.own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **settings)
         self._checks = NodeChecks()
-        self._checks.unusable([node["NodeID"] for node in _nodes_for_ranks()], wait_seconds=CHECK_SECONDS)
+        self._checks.unusable(_nodes_for_ranks(), wait_seconds=CHECK_SECONDS)
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
@@ -191,7 +191,7 @@ class RayGangs:
         free = private_api.free_resources(private_api.ANSWER_SECONDS)
         draining = private_api.draining_nodes(private_api.ANSWER_SECONDS)
         nodes = _nodes_for_ranks()
-        unusable = self._checks.unusable([node["NodeID"] for node in nodes]) if self._checks else {}
+        unusable = self._checks.unusable(nodes) if self._checks else {}
         return [
             NodeCapacity(
                 node["NodeID"],

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +133,7 @@ def end_processes_of(folder: Path) -> None:
 # Checks of the other nodes
 
 _PROGRAM = """
-import importlib.metadata, importlib.util, json, sys
+import importlib.metadata, importlib.util, json, pathlib, runpy, sys
 
 sys.path += sys.argv[1:]
 result = {"interpreter": sys.executable, "python": "%d.%d" % sys.version_info[:2], "torch": None, "problem": None}
@@ -145,7 +145,12 @@ try:
     missing = [name for name, spec in zip(needed, specs) if spec is None]
     result["problem"] = "no module " + missing[0] if missing else None
     result["starter"] = None if missing else specs[-1].origin
+    from boost_core.hardware import lacks_compiler
+    result["compiler"] = lacks_compiler()
     result["torch"] = importlib.metadata.version("torch")
+    # Without importing it, which takes seconds.
+    version = pathlib.Path(importlib.util.find_spec("torch").origin).with_name("version.py")
+    result["cuda"] = runpy.run_path(str(version)).get("cuda")
 except importlib.metadata.PackageNotFoundError:
     pass
 except Exception as error:
@@ -219,14 +224,15 @@ class NodeChecks:
         if problem := self._head.get("problem"):
             raise ValueError(f"its head has no BOOST ({problem}); run it from the trainer's image")
 
-    def unusable(self, nodes: Collection[str], wait_seconds: float = 0.0) -> dict[str, str]:
+    def unusable(self, nodes: Collection[Mapping[str, Any]], wait_seconds: float = 0.0) -> dict[str, str]:
         """Return why ranks cannot run on nodes, by node; new nodes are asked, and not used until they answer.
 
         Args:
-            nodes: All alive nodes on which ranks could be placed.
+            nodes: All alive nodes on which ranks could be placed, as in ``private_api.node_table``.
             wait_seconds: How long to wait for their answers.
         """
-        self._checks = {node: self._checks.get(node) or _Check(self._ask(node), time.monotonic()) for node in nodes}
+        has_gpus = {node["NodeID"]: "GPU" in node["Resources"] for node in nodes}
+        self._checks = {node: self._checks.get(node) or _Check(self._ask(node), time.monotonic()) for node in has_gpus}
         pending = [check.answer for check in self._checks.values() if check.answer is not None]
         answered = set(ready(pending, wait_seconds))
         reasons: dict[str, str] = {}
@@ -235,7 +241,7 @@ class NodeChecks:
             if check.answer in answered:
                 answer, check.answer, check.again_at = check.answer, None, now + AGAIN_SECONDS
                 try:
-                    check.reason = why_not(ray.get(answer), self._head)
+                    check.reason = why_not(ray.get(answer), self._head, has_gpus[node])
                     check.read = True
                     check.again_at = now + AGAIN_SECONDS if check.reason else None
                 except RayTaskError as error:
@@ -254,12 +260,13 @@ class NodeChecks:
         return self._software.options(scheduling_strategy=strategy).remote(*command)
 
 
-def why_not(node: Software, head: Software) -> str | None:
+def why_not(node: Software, head: Software, has_gpus: bool) -> str | None:
     """Return why ranks cannot run on a node, to follow "it"; ``None`` if they can.
 
     Args:
         node: What the node has.
         head: What Ray's head has.
+        has_gpus: Whether the node has GPUs, for which torch has to be built and Triton needs a compiler.
     """
     if (version := node.get("boost")) is not None and version != __version__:
         return f"has BOOST {version}, but this service has {__version__}"
@@ -271,4 +278,6 @@ def why_not(node: Software, head: Software) -> str | None:
         if of_node != of_head:
             has = f"has {name} {of_node}, but Ray's head has {of_head}"
             return has if of_node else f"has no {name}, which Ray's head has"
-    return None
+    if has_gpus and node.get("torch") and not node.get("cuda"):
+        return f"has GPUs, but its torch {node['torch']} is built without CUDA; install one that is built with it"
+    return f"has GPUs, but {node['compiler']}" if has_gpus and node.get("compiler") else None

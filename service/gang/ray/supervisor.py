@@ -1,6 +1,7 @@
 """A gang's supervisor: the actor that passes events to its controller, and the executor of its decisions on Ray."""
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -32,6 +33,7 @@ TICK_SECONDS = 0.05
 ANSWER_SECONDS = 5.0  # for a worker to answer
 PREPARE_SECONDS = 30.0  # for one that has answered: a gang is formed with what it says
 NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
+LAST_WORDS_SECONDS = 5.0  # for the service to read why the supervisor ends
 PROBE_SECONDS, PROBES = 1.0, 64  # for a node to take a connection, and how many are asked at once
 HALTS = frozenset({End.HALTED, End.STORED})
 
@@ -105,7 +107,10 @@ class Supervisor:
             return self._controller.handle(event, port.Moment(time.monotonic(), datetime.now(UTC)))
 
     def _run(self) -> None:
-        """Train the job until it ends, is paused or fails, and give the record its final status."""
+        """Train the job until it ends, is paused or fails, and give the record its final status.
+
+        An error here, as when Ray's head is busy, is not the job's: this process ends, and the job gets another gang.
+        """
         try:
             while True:
                 if any(self._act_on(end) for end in self._executor.ended()) or self._act_on(self._executor.observe()):
@@ -117,7 +122,11 @@ class Supervisor:
         except Exception as error:
             logger.exception("the gang's loop has failed")
             text = f"the gang's supervisor failed: {type(error).__name__}: {error}"
-            self._finish(port.Finish(GangPhase.FAILED, text))
+            with self._changed:
+                self._record.log("ERROR", text)
+                self._record.say(GangPhase.RECOVERING, text)
+            time.sleep(LAST_WORDS_SECONDS)
+            os._exit(1)
 
     def _act_on(self, event: port.Event) -> bool:
         """Execute what is decided about an event and the answers to it; return whether the gang has ended."""

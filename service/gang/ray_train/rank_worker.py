@@ -119,7 +119,7 @@ class RankWorker(RayTrainWorker):
 
     def _push(self, message: Message) -> None:
         # One actor cannot take several calls a second from each of thousands of ranks.
-        first, says_more = self._first, message.reports or message.failed or message.saving is not None
+        first, says_more = self._first, message.reports or message.failed or message.going_on is not None
         if first is not None and not says_more and time.monotonic() >= self._direct_until:
             try:
                 ray.get(first.relay.remote(message), timeout=RELAY_SECONDS)
@@ -254,7 +254,7 @@ class RankWorker(RayTrainWorker):
             if (membership := self._worker.membership) is not None:
                 membership.steers[command.number] = command
         elif isinstance(command, Drill):
-            self._worker.drills.add(command)
+            self._worker.drills.begin(command)
         else:
             self._worker.profiler.ask(command.steps)
 

@@ -298,10 +298,10 @@ class SupervisorReporter:
         with self._changed:
             self._next = replace(self._next, kept_step=step)
 
-    def saves(self, failure: str) -> None:
-        """Take note that a checkpoint is waited for, and of the store's error if it is the last one."""
+    def goes_on(self, failure: str) -> None:
+        """Take note of progress other than a step, and of the store's error if the last checkpoint is waited for."""
         with self._changed:
-            self._next = replace(self._next, saving=redact(failure))
+            self._next = replace(self._next, going_on=redact(failure))
 
     def fail(self, end: RankEnd) -> None:
         """Queue how training is about to end, after the reports so far."""

@@ -27,6 +27,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _world
 
 from boost_core.config import JobSpec
+from boost_core.hardware import lacks_compiler
 from boost_core.messages import Drill
 from boost_core.plan.resolve import out_of_memory
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
@@ -37,7 +38,6 @@ from boost_core.train import (
     StateLost,
     StepProfiler,
     StepTimes,
-    lacks_compiler,
     release_broken_step,
     train,
 )
@@ -82,7 +82,10 @@ BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "B
 BROKEN_DEVICE = (
     "illegal memory access", "illegal instruction", "misaligned address", "invalid program counter",
     "device-side assert", "hardware stack error", "unspecified launch failure", "launch timed out",
-    "uncorrectable ECC error", "uncorrectable NVLink error",
+    "uncorrectable ECC error", "uncorrectable NVLink error", "Invalid access of peer GPU memory over nvlink",
+    "operation not supported on global/shared address space", "tensor memory not completely freed",
+    "MPS client has been terminated", "async error has occured in external entity", "context is destroyed",
+    "CUDA error: unknown error", "Cuda failure 999", "[CUDA]: unknown error",
 )  # fmt: skip
 _REQUESTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -119,28 +122,26 @@ def in_figures(error: torch.OutOfMemoryError, spec: JobSpec) -> str:
 class Drills:
     """Faults that a rank's process injects into itself on request. Threads may share it."""
 
-    _waiting: list[Drill] = field(default_factory=list)
-    _step: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _full_until: float = 0.0
     _late: tuple[int, float] = (0, 0.0)  # number of steps, and delay of each in seconds
 
-    def add(self, drill: Drill) -> None:
-        """Take a drill; one without a step starts immediately."""
-        with self._lock:
-            if drill.at_step is None or drill.at_step <= self._step:
-                self._begin(drill)
-            else:
-                self._waiting.append(drill)
+    def begin(self, drill: Drill) -> None:
+        """Inject a fault now; the gang's controller waits for its step."""
+        match drill.kind:
+            case "kill_rank" | "drop_node":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang_rank":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "delay_rank":
+                with self._lock:
+                    self._late = (drill.steps, drill.seconds)
+            case "fill_store":
+                self._full_until = time.monotonic() + drill.seconds
 
-    def after_step(self, step: int) -> None:
-        """Start what is due after a step, and delay it if a drill says so."""
+    def after_step(self) -> None:
+        """Delay a step if a drill says so."""
         with self._lock:
-            self._step = step
-            due = [drill for drill in self._waiting if drill.at_step is not None and drill.at_step <= step]
-            self._waiting = [drill for drill in self._waiting if drill not in due]
-            for drill in due:
-                self._begin(drill)
             steps, seconds = self._late
             self._late = (max(0, steps - 1), seconds)
         if steps:
@@ -154,17 +155,6 @@ class Drills:
         """
         if time.monotonic() < self._full_until:
             raise OSError(errno.ENOSPC, "the store is full, by a drill")
-
-    def _begin(self, drill: Drill) -> None:
-        match drill.kind:
-            case "kill_rank" | "drop_node":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "hang_rank":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "delay_rank":
-                self._late = (drill.steps, drill.seconds)
-            case "fill_store":
-                self._full_until = time.monotonic() + drill.seconds
 
 
 class Worker:
@@ -237,7 +227,7 @@ class Worker:
             before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
             after_copy=self._reporter.copied,
             before_save=self.drills.before_save,
-            while_saving=self._reporter.saves,
+            goes_on=self._reporter.goes_on,
             waited_seconds=assignment.waited_seconds,
             steers={steer.number: steer for steer in assignment.steers},
         )
@@ -250,7 +240,7 @@ class Worker:
         self._steps.add(times)
         self._transport.after_step()
         self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
-        self.drills.after_step(times.step)
+        self.drills.after_step()
         self.profiler.after_step(times.step)
 
     def train(self, assignment: Assignment) -> RankEnd:

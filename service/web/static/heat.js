@@ -18,6 +18,16 @@ export function ratios(busySeconds) {
   return busySeconds.map((value) => (typeof value === "number" && median > 0 ? value / median : null));
 }
 
+/** What is drawn of the ranks' rows; rows that were drawn before, perhaps read again since, are not sorted again. */
+export function tableOf(ranks, drawn) {
+  const known = new Map(drawn.map((row) => [row.step, row]));
+  return ranks.map(({ step, busy_seconds: busy }) => {
+    const row = known.get(step);
+    const same = row?.busy.length === busy.length && busy.every((seconds, rank) => seconds === row.busy[rank]);
+    return same ? row : { step, busy, ratios: ratios(busy) };
+  });
+}
+
 /** The colour of a ratio, as [red, green, blue] between the theme's three. */
 export function heatColor(ratio, { cool, even, hot }) {
   const strength = Math.max(-1, Math.min(1, Math.log(ratio) / Math.log(EXTREME)));
@@ -38,15 +48,13 @@ export function heatCard() {
     h("span", {}, `${EXTREME} × the median rank`),
   );
   const element = card("Ranks", { id: "ranks", controls: [scale] }, lead, canvas, readout);
-  const ratiosOf = new WeakMap(); // by row: most rows are those of the last update
   let table = [];
   let nodes = [];
   let cursor = null;
   const geometry = { left: GUTTER, width: 0, height: 0, rows: 0 };
 
   function update(ranks, placed) {
-    for (const row of ranks) if (!ratiosOf.has(row)) ratiosOf.set(row, ratios(row.busy_seconds));
-    table = ranks.map((row) => ({ step: row.step, busy: row.busy_seconds, ratios: ratiosOf.get(row) }));
+    table = tableOf(ranks, table);
     nodes = placed ?? [];
     element.hidden = !table.length;
     setText(lead, slowest(table, nodes));

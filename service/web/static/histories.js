@@ -41,7 +41,7 @@ export class Histories {
     const id = this.#waiting.shift();
     this.#reading += 1;
     try {
-      const history = await get(jobPath(id, "metrics"), { points: POINTS }, this.#stopped.signal);
+      const history = await get(jobPath(id, "metrics"), { points: POINTS, ranks: false }, this.#stopped.signal);
       this.#courses.set(id, history.samples);
       this.changed(id);
     } catch (problem) {

@@ -16,6 +16,14 @@ export const TIMELINE_KINDS = [
 ];
 
 const OF_STATE = { QUEUED: "queued", PAUSED: "paused", SUCCEEDED: "ended", FAILED: "ended", CANCELLED: "ended" };
+const OF_REASON = {
+  HEAD_OF_QUEUE: "waiting",
+  WAITING_FOR_RESOURCES: "waiting", // also a gang that has lost its workers
+  GANG_STARTING: "starting",
+  GANG_STARTED: "running",
+  GANG_RECOVERING: "recovering",
+  WAITING_FOR_STORE: "running",
+};
 const UNSTARTED = new Set(["queued", "waiting", "starting"]);
 
 /** Stretches {phase, shape, from, to}, in milliseconds; the last goes to `now` unless the job has ended. */
@@ -61,9 +69,7 @@ export function ranks(layout) {
 function following(phase, { kind, data }) {
   switch (kind) {
     case "state":
-      if (data.state === "SCHEDULING") return data.reason === "GANG_STARTING" ? "starting" : "waiting";
-      if (data.state === "RUNNING") return data.reason === "GANG_RECOVERING" ? "recovering" : "running";
-      return OF_STATE[data.state];
+      return OF_STATE[data.state] ?? OF_REASON[data.reason];
     case "shape": // reports may come before the change of state that they cause
       return UNSTARTED.has(phase) ? "starting" : phase;
     case "started":
