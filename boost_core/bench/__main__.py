@@ -221,7 +221,7 @@ def _check_comm(options: argparse.Namespace, ranks: int) -> None:
 
 def _try_to_write(path: Path) -> None:
     """Open a file for what is about to be measured, which is lost if that fails later; leave no empty one."""
-    new = not path.exists()
+    new = not os.path.lexists(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.open("ab").close()
     if new:

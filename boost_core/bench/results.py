@@ -190,7 +190,7 @@ def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
     with path.open("a", newline="", encoding="utf-8") as stream:
         names = [field.name for kind in (Environment, Row) for field in fields(kind)]
         writer = csv.DictWriter(stream, names, lineterminator="\n")
-        if not stream.tell():
+        if not stream.seekable() or not stream.tell():
             writer.writeheader()
         for row in rows:
             figures = {name: f"{value:.6g}" for name, value in asdict(row).items() if isinstance(value, float)}

@@ -114,8 +114,9 @@ COMMITTED = "committed"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
 _LARGEST_MANIFEST_BYTES = 16 * 2**20  # enough for 65,536 files in a checkpoint, with room to spare
-# The same beside other work, by what is in the checkpoint: its job, of up to 10,000 paths, and an entry for each file.
-_MANIFEST_BYTES, _ENTRY_BYTES = 2 * 2**20, 128
+# The same beside other work, by what is in the checkpoint: its job, of up to 1 MiB, which escapes of other letters make
+# up to three times as long, and an entry for each file.
+_MANIFEST_BYTES, _ENTRY_BYTES = 4 * 2**20, 128
 _FILE = re.compile(r"/(step-\d+)/([^/]+)")
 _PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
@@ -496,9 +497,10 @@ class CheckpointFolder:
         if self.is_local:  # where fsspec's listing would leave out symbolic links, and folders that cannot be listed
             try:
                 names = [entry.name for entry in self._filesystem.entries(self._path)]
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return {}
-            return {step: self._sizes(step) for name in names if (step := step_named(name)) is not None}
+            steps = [step for name in names if (step := step_named(name)) is not None]
+            return {step: self._sizes(step) for step in steps if not self._leads_nowhere(step)}
         sizes: dict[str, dict[str, int]] = {}
         # An object store needs one flat listing, where a pattern would take one per step.
         for path, entry in self._filesystem.find(self._path, detail=True).items():
@@ -508,6 +510,11 @@ class CheckpointFolder:
 
     def _is_link(self, step: int) -> bool:
         return self.is_local and Path(f"{self._path}/{_name(step)}").is_symlink()
+
+    def _leads_nowhere(self, step: int) -> bool:
+        """Whether a step's folder is a symbolic link that is broken, or leads to where it may not be followed."""
+        path = f"{self._path}/{_name(step)}"
+        return self._is_link(step) and not (Path(path).exists() and self._filesystem.allows(path))
 
     def _sizes(self, step: int) -> dict[str, int]:
         """File sizes of a step by name."""

@@ -166,7 +166,7 @@ class Frozen(BaseModel):
 class Config(Frozen):
     """A configuration as people write it: strings are not accepted as numbers, nor numbers as true or false.
 
-    A list or mapping that is too long has a single error; pydantic alone would report each of its entries that is wrong.
+    A list or mapping that is too long has a single error; pydantic alone would report each entry that is wrong.
     """
 
     @field_validator("*", mode="before")

@@ -661,6 +661,7 @@ def _saved_datasets(filesystem: AbstractFileSystem, path: str, is_folder: bool) 
         return _files_of_saved_dataset(filesystem, path)
     ends = ("/state.json", "/dataset_dict.json")
     whole = {name.removesuffix(end) for end in ends for name in filesystem.glob(path + end)}
+    whole -= {name.rpartition("/")[0] for name in whole}  # whose splits are matched, too
     files = {name for name in filesystem.glob(path) if name.endswith(".arrow")}
     beside = {name.rpartition("/")[0] for name in files} - whole
     of_files = [name for folder in beside for name in _files_of_saved_dataset(filesystem, folder) if name in files]

@@ -239,7 +239,7 @@ def load_corpus(
     if data.tokenized:
         sources = [*(source for source, _ in data.sources), *data.validation]
         if indices is None:
-            indices = {path: read_index(path) for source in sources for path in source.paths}
+            indices = {path: read_index(path) for source in sources for path in distinct_folders(source.paths)}
         refuse_mixed(indices)
         mapped = tuple(
             Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
@@ -301,7 +301,8 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
 def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:
     """One part of a source's shards, mapped into memory."""
     pieces, text_bytes = [], []
-    for folder in distinct_folders(source.paths):
+    # Only the first name of each folder has an index; on another node, a link may be a folder by itself.
+    for folder in filter(indices.__contains__, source.paths):
         index = indices[folder]
         for shard in index.shards:
             if shard.part == part and shard.tokens:

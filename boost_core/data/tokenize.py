@@ -209,7 +209,7 @@ class TokenizePlan:
     files: list[SourceFile] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "files", list_files(self.source))
+        object.__setattr__(self, "files", list_files(self.source, new=False))
 
 
 def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenIndex:

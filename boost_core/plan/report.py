@@ -52,7 +52,6 @@ from boost_core.plan.machine import (
     Work,
     device_bytes,
     kind_of_gpu,
-    lacks_precision,
     machine_for,
     machine_of,
 )
@@ -207,15 +206,12 @@ def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> Step:
 def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
     """Explain why none of a job's layouts fits the GPUs it requests, and what to change; ``None`` if one fits.
 
-    Also checks that the GPUs have the job's precision, that listed modes match the number of stages of each layout, and
-    that a network could hold its ranks.
+    Also checks that listed modes match the number of stages of each layout, and that a network could hold its ranks.
 
     Args:
         spec: The job.
         machine: What it runs on; the memory of its nodes' hosts is checked if known. By default it is not checked.
     """
-    if problem := lacks_precision(spec):
-        return problem
     if isinstance(spec.parallelism.recompute, tuple):
         for job in map(spec.at, spec.layouts()):
             if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):

@@ -18,7 +18,7 @@ from boost_core.config.data_files import check_data, list_files, refuse_damaged,
 from boost_core.config.job import door_problems, uneven_layouts
 from boost_core.config.storage import StorageOptions, giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
-from boost_core.plan.machine import Basis, Fitted, Machine
+from boost_core.plan.machine import Basis, Fitted, Machine, lacks_precision
 from boost_core.plan.report import Plan, nothing_fits, plan
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.run_cost import CONDITIONS, RunConditions
@@ -354,6 +354,8 @@ def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
     ]
     if errors:
         raise InvalidJob(errors)
+    if problem := lacks_precision(spec):
+        raise InvalidJob([FieldError(field="training.precision", message=problem)])
     if problem := nothing_fits(spec, job.basis.machine(spec)):
         raise InvalidJob([FieldError(field="elasticity" if spec.elasticity else "parallelism", message=problem)])
     with _known_queue(spec):

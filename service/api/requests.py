@@ -69,8 +69,7 @@ class StrictRequest(HttpRequest):
         body = await self.body()
         try:
             text = body.decode("utf-8-sig")
-            bare = _STRING.sub("", text)  # has a comma or a bracket for each value, and a colon for each field
-            if sum(map(bare.count, ",[{")) > _MOST_VALUES or bare.count(":") > _MOST_FIELDS:
+            if _is_too_much(text) and _is_too_much(_STRING.sub("", text)):
                 raise ValueError(f"has more than {_MOST_VALUES} values or {_MOST_FIELDS} fields; send fewer")
             content = json.loads(
                 text,
@@ -94,6 +93,11 @@ class StrictRequest(HttpRequest):
             raise json.JSONDecodeError("is nested too deeply; no field is nested that deeply", "", 0) from error
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+def _is_too_much(text: str) -> bool:
+    """Whether JSON has too many commas and brackets, of which there is one for each value, or colons, as for fields."""
+    return sum(map(text.count, ",[{")) > _MOST_VALUES or text.count(":") > _MOST_FIELDS
 
 
 class StrictRoute(APIRoute):

@@ -456,6 +456,8 @@ def results_of(
         # A gang that has formed is starting for a while; one that has lost its workers waits, perhaps for hours.
         elif to not in (JobState.RUNNING, JobState.SCHEDULING) or why == Reason.WAITING_FOR_RESOURCES:
             ranks[job_id].append((at, 0))
+        elif why == Reason.GANG_RECOVERING and ranks[job_id][-1:] and not ranks[job_id][-1][1]:  # it has waited
+            ranks[job_id].append((at, next((size for _, size in reversed(ranks[job_id]) if size), 0)))
     return {row[0]: row[1] for row in session.execute(lowest)}, ranks
 
 

@@ -138,11 +138,12 @@ class SweepStore:
             connection.execute(update(SweepRow).where(here, SweepRow.state == SweepState.RUNNING).values(stopping))
         try:
             sweep = self.get(name, tenant)
-        except SweepConflict:
+        except SweepConflict as error:
             ended = {"state": SweepState.STOPPED, "finished_at": datetime.now(UTC)}
             with self.jobs.engine.begin() as connection:
                 connection.execute(update(SweepRow).where(here, _UNFINISHED).values(ended))
-            raise
+            end = f"and has ended now; boost cancel --group {name} ends its jobs"
+            raise SweepConflict(f"the sweep {name!r} is of another release, {end}") from error
         if sweep.state not in (SweepState.STOPPING, SweepState.STOPPED):
             raise SweepConflict(f"the sweep {name!r} has {sweep.state}; there is nothing to stop")
         return sweep

@@ -416,7 +416,7 @@ def test_images() -> None:
     assert images(registry="r.example.org:5000/ml", tag="1.2") == {
         "r.example.org:5000/ml/boost-api:1.2", "r.example.org:5000/ml/boost-trainer:1.2",
     }  # fmt: skip
-    for variant in ("cpu", "cu128", "devel"):
+    for variant in ("cpu", "cu128", "devel", "a100", "b200", "12.8", "2026.11"):
         tag = f"{version}-{variant}"
         assert images(trainerTag=tag) == {f"boost-api:{version}", f"boost-trainer:{tag}"}
 

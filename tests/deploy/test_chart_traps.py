@@ -28,6 +28,7 @@ from tests.deploy.test_chart_templates import GROUP, OPEN
 INGRESS: Values = {"ingress": {"enabled": True, "host": "b.example.org", "tlsSecret": "cert"}}
 SCRAPED: Values = {"monitoring": {"existingSecret": "key", "serviceMonitor": {"enabled": True}}}
 RANKS: Values = {"monitoring": {"existingSecret": "key", "scrapeConfig": {"enabled": True}}}
+RULES: Values = {"monitoring": {"rules": {"enabled": True, "runbookBase": "https://wiki.example.org/boost"}}}
 OUTSIDE: Values = {"ray": {"enabled": False, "address": "ray:6379", "token": {"existingSecret": "token"}}}
 ELSEWHERE: Object = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}
 DATA: Object = {"name": "d", "claim": "c", "mountPath": "/data"}
@@ -110,12 +111,12 @@ def group(**changes: Any) -> Values:
             for ports in ("9499-9400", "9400-94000")
         ),
         (
-            values(SCRAPED, OPEN, monitoring__serviceMonitor__interval="2m1s"),
+            values(SCRAPED, OPEN, RULES, monitoring__serviceMonitor__interval="2m1s"),
             "monitoring.serviceMonitor.interval is 2m1s",
-            nested("monitoring.serviceMonitor.interval", "2m"),
+            nested("monitoring.rules.enabled", False),
         ),
         (
-            values(RANKS, OPEN, monitoring__scrapeConfig__interval="4m"),
+            values(RANKS, OPEN, RULES, monitoring__scrapeConfig__interval="4m"),
             "monitoring.scrapeConfig.interval is 4m",
             nested("monitoring.scrapeConfig.interval", "120s"),
         ),
@@ -125,7 +126,11 @@ def group(**changes: Any) -> Values:
             "data: d is mounted at /var/lib, where the pods have their own files",
             nested("data", [DATA]),
         ),
-        (nested("env.HOME", "/root"), "env.HOME: the chart itself sets this variable", None),
+        (
+            nested("env.RAY_AUTH_MODE", "none"),
+            "env.RAY_AUTH_MODE: the chart itself sets this variable",
+            None,
+        ),
         (nested("env.RAY_enable_autoscaler_v2", "1"), "set ray.autoscaler.enabled instead", None),
         (HEAD_ENV, "ray.head.podSpec has RAY_REDIS_ADDRESS", nested("ray.head.podSpec.containers", [])),
         (
@@ -183,7 +188,11 @@ def test_what_the_chart_itself_sets_and_mounts_is_not_given_again() -> None:
     for place in {*places, "/etc/boost/", "/home"}:
         with pytest.raises(HelmRenderError, match="where the pods have their own files"):
             render(nested("data", [DATA | {"mountPath": place}]))
-    for name in {name for pod in pods for name in environment(pod) if not name.startswith("BOOST_")}:
+    others = {"HOME": "/root", "RAY_USAGE_STATS_ENABLED": "1"}
+    for _, pod in pod_templates(render(nested("env", others))):
+        names = [each["name"] for each in pod["spec"]["containers"][0]["env"]]
+        assert len(names) == len(set(names)) and environment(pod).items() >= others.items()
+    for name in {name for pod in pods for name in environment(pod) if not name.startswith("BOOST_")} - others.keys():
         with pytest.raises(HelmRenderError, match=f"{name}: the chart itself sets this"):
             render(nested("env", {name: "x"}))
 

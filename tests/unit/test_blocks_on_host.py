@@ -13,7 +13,7 @@ from boost_core.plan.machine import SPARE, Basis, MeasuredProfile, shape_of
 from boost_core.plan.memory import RankMemory, node_bytes, rank_memory
 from boost_core.plan.report import at, needed_bytes, nothing_fits, offload_seconds, plan, step_seconds
 from boost_core.plan.resolve import NothingFits, choose_layouts
-from boost_core.plan.search import largest_part, reasons, search, sensitivities
+from boost_core.plan.search import largest_part, reasons, search, search_as_reported, sensitivities
 from service.gang.assignment import bytes_to_keep
 from service.gang.control import port
 from service.gang.status import Orders
@@ -237,4 +237,6 @@ def test_explanations_name_the_bus() -> None:
     assert largest_part(forced).startswith("copies over the bus (")
     assert sum(forced.parts.values()) == pytest.approx(forced.seconds.total)
     on = replace(on, node_memory_bytes=2 * 10**11)
-    assert any(line.startswith("with the size of hosts' memory -20%: ") for line in sensitivities(spec, 2, on, 40e9))
+    first = search_as_reported(spec, 2, on, 40e9).choices[0]
+    told = sensitivities(spec, 2, on, 40e9, first)
+    assert any(line.startswith("with the size of hosts' memory -20%: ") for line in told)

@@ -175,7 +175,7 @@ class Build:
             self._content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
         self._tokenizer = open_tokenizer(name, corpus.end_of_document)
         self._sha256 = hashlib.sha256(self._content).hexdigest() if self._content else ""
-        self._files = list_files(corpus.source)
+        self._files = list_files(corpus.source, new=False)
         # Equal whenever the same documents give the same tokens.
         settings = corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
         self._digest = hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{settings}".encode()).hexdigest()

@@ -1,11 +1,7 @@
 {{/* Environment variables. */}}
 
 {{- define "boost.env.common" -}}
-- name: HOME
-  value: /home/boost
-- name: RAY_USAGE_STATS_ENABLED
-  value: "0"
-{{- range $name, $value := .Values.env }}
+{{- range $name, $value := merge dict .Values.env (dict "HOME" "/home/boost" "RAY_USAGE_STATS_ENABLED" "0") }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}

@@ -11,7 +11,7 @@
 {{- $version := .Values.image.tag | default .Chart.AppVersion -}}
 {{- with .Values.image.trainerTag -}}
 {{- $variant := trimPrefix (printf "%s-" $version) . -}}
-{{- $preRelease := regexMatch "^([0-9]|(rc|a|alpha|b|beta|dev|pre)[.-]?[0-9]*([.-]|$)|$)" $variant -}}
+{{- $preRelease := regexMatch "^((rc|alpha|beta|dev|pre)[.-]?[0-9]*([.-]|$)|[ab][0-9]([.-]|$)|[0-9]{8}|$)" $variant -}}
 {{- if and (ne . $version) (or (eq . $variant) $preRelease) -}}
 {{- fail (printf "image.trainerTag is %s, but the API's tag is %s: both images are of one version; set it to %s, or to a variant of it such as %s-cpu" . $version $version $version) -}}
 {{- end -}}
@@ -48,7 +48,7 @@
 {{- fail "Prometheus needs an API key; make one (boost keys create prometheus --tenant ops --scope admin), put it into a Secret and set monitoring.existingSecret" -}}
 {{- end -}}
 {{- range $name, $scraped := pick .Values.monitoring "serviceMonitor" "scrapeConfig" -}}
-{{- if and $scraped.enabled (gt (include "boost.seconds" $scraped.interval | float64) 120.0) -}}
+{{- if and $scraped.enabled $.Values.monitoring.rules.enabled (gt (include "boost.seconds" $scraped.interval | float64) 120.0) -}}
 {{- fail (printf "monitoring.%s.interval is %s, but rules look at five minutes, in which there have to be two scrapes even if one fails; set it to 2m or less" $name $scraped.interval) -}}
 {{- end -}}
 {{- end -}}

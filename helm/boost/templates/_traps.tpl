@@ -31,7 +31,7 @@
 {{- range $place, $said := $once -}}
 {{- if has $said (slice $once 0 $place) -}}{{- fail $said -}}{{- end -}}
 {{- end -}}
-{{- range list "HOME" "RAY_USAGE_STATS_ENABLED" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN_PATH" -}}
+{{- range list "RAY_AUTH_MODE" "RAY_AUTH_TOKEN_PATH" -}}
 {{- if hasKey $.Values.env . -}}
 {{- fail (printf "env.%s: the chart itself sets this variable; where another value is needed, set it in a podSpec" .) -}}
 {{- end -}}
@@ -62,8 +62,9 @@
 {{- end -}}
 {{- $needs := "" -}}
 {{- if include "boost.usesPostgres" . -}}{{- $needs = "database.existingSecret" -}}{{- end -}}
-{{- range $name := list "otlpEndpoint" "trackingUris" "allowedPrefixes" "checkpointRoot" -}}
-{{- if regexMatch "\\b(https?|s3|hf)://" (get $.Values.config $name | toString) -}}{{- $needs = printf "config.%s" $name -}}{{- end -}}
+{{- range $name := list "otlpEndpoint" "trackingUris" "checkpointRoot" -}}
+{{- $away := regexReplaceAll "//(localhost|127\\.|\\[::1\\])" (get $.Values.config $name | toString) "" -}}
+{{- if regexMatch "\\b(https?|s3)://" $away -}}{{- $needs = printf "config.%s" $name -}}{{- end -}}
 {{- end -}}
 {{- if and .Values.ray.enabled .Values.ray.autoscaler.enabled -}}{{- $needs = "ray.autoscaler.enabled" -}}{{- end -}}
 {{- with .Values.ray.gcsFaultTolerance.redisAddress -}}{{- $needs = "ray.gcsFaultTolerance.redisAddress" -}}{{- end -}}

@@ -322,7 +322,8 @@ async def patch(
 
     with _illegal_fields(JobSpec):
         steps = changes.training.steps if changes.training else None
-        continues = job.spec.checkpoint.continue_from is not None and job.checkpoint is None and not job.finished
+        begins = job.checkpoint is None and job.progress is None and not job.finished
+        continues = begins and job.spec.checkpoint.continue_from is not None
         if continues and steps and steps < job.spec.training.steps:  # which may leave none after that checkpoint
             spec = await run_in_threadpool(changed_spec, changes, job.requested_spec)
             await if_origin_fits(spec, context, job.tenant, pins=False)

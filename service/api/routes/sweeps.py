@@ -15,7 +15,6 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Connection
 
 from boost_core.config.base import ResourceName, StoreUnusable
-from boost_core.plan.search_process import TooLong
 from service.api.admission import admitted, record_job
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep
@@ -107,7 +106,7 @@ def stop_sweep(name: SweepPath, who: Submitter, context: ContextDep) -> Sweep:
 def _may_pass(error: BaseException | None) -> bool:
     """Whether a job was refused because a store, disk, secret or search could not be used for now."""
     match error:
-        case StoreUnusable() | TooLong() | SecretUnusable():
+        case StoreUnusable() | SecretUnusable():
             return True
         case CalledProcessError():
             return error.returncode < 0  # by a signal, as if memory is short

@@ -96,6 +96,8 @@ without the accounts, claims and Secrets that are not there yet at an installati
 {{- $mounts := list -}}
 {{- range $api.volumeMounts }}{{ if not (has .name $missing) }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
 {{- $container := merge (omit . "root") (pick $api "image" "imagePullPolicy" "env" "securityContext") (dict "volumeMounts" $mounts) -}}
+{{- /* Rules about the replicas' own pods would keep a hook waiting for them, or for their end. */ -}}
+{{- with $spec.affinity }}{{ $_ := set $spec "affinity" (pick . "nodeAffinity") }}{{ end -}}
 {{- $own := dict "restartPolicy" "Never" "containers" (list $container) "volumes" $volumes -}}
 {{- merge $own (omit $spec "serviceAccountName" "topologySpreadConstraints" "initContainers" "resources") | toYaml -}}
 {{- end -}}

@@ -46,7 +46,8 @@ securityContext: {{- mergeOverwrite $security (.securityContext | default dict) 
 {{- $_ := set $instead . "ray.gcsFaultTolerance" -}}
 {{- end -}}
 {{- range eq .of "ray.head" | ternary (first .spec.containers).env list -}}
-{{- if hasKey $instead .name -}}
+{{- $harmless := and (eq .name "RAY_enable_autoscaler_v2") (not $.root.Values.ray.autoscaler.enabled) (has (toString .value) (list "0" "false")) -}}
+{{- if and (hasKey $instead .name) (not $harmless) -}}
 {{- fail (printf "env or ray.head.podSpec has %s, with which KubeRay refuses the cluster; set %s instead" .name (get $instead .name)) -}}
 {{- end -}}
 {{- end -}}
