@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from boost_core.config import Layout, load_job
 from boost_core.config.base import in_lines
+from boost_core.plan.machine import lacks_precision
 from boost_core.plan.report import at, nothing_fits
 from boost_core.terminal import print_lines
 from boost_core.train import train
@@ -28,7 +29,7 @@ def main() -> int:
         if spec.checkpoint.url is None:
             checkpoint = spec.checkpoint.model_copy(update={"url": f"checkpoints/{spec.name}"})
             spec = spec.model_copy(update={"checkpoint": checkpoint})
-        if problem := nothing_fits(spec):
+        if problem := lacks_precision(spec) or nothing_fits(spec):
             raise ValueError(problem)
         # The process group is initialised from the variables that torchrun sets.
         if not dist.is_torchelastic_launched():

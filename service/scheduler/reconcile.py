@@ -496,7 +496,8 @@ class Reconciler:
         else:
             message = (
                 f"{what}, the {lost}th within {window:g} s and without a new checkpoint; something ends the gangs' "
-                f"supervisors: see the logs of the service and of Ray's head, and then: boost retry {job.id}"
+                f"supervisors (the last message: {job.message}): see the logs of the service and of Ray's head, "
+                f"and then: boost retry {job.id}"
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 

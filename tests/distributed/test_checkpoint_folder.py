@@ -63,6 +63,10 @@ def test_a_checkpoint_that_is_a_link_counts_and_is_never_written_through(
     links.mkdir()
     for step in (100, 200):
         (links / f"step-{step:08d}").symlink_to(other.step_url(step))
+    (links / "step-00000300").symlink_to(links / "step-00000300")
+    (links / "step-00000400").symlink_to(tmp_path / "not there")
+    if beneath:
+        (links / "step-00000500").symlink_to(written((str(tmp_path.parent / "outside"), None), job, 500).step_url(500))
     folder = CheckpointFolder(str(links), {"beneath": [str(tmp_path)]} if beneath else None)
     assert (folder.steps(), folder.newest_intact()) == ([100, 200], 200)
     folder.pin(100)

@@ -10,7 +10,8 @@ import pytest
 from boost_core.architecture import FlopRates, block_flops_per_token
 from boost_core.config import JobSpec
 from boost_core.hardware import DEVICES, LINKS, device_named, lacks_compiler, memory_named, peak_flops_per_second
-from boost_core.plan.report import network_in_words, nothing_fits
+from boost_core.plan.machine import lacks_precision
+from boost_core.plan.report import network_in_words
 from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import PlanSearch, search_report
 from tests.service.records import PROFILE, a_spec
@@ -138,9 +139,9 @@ def test_kinds_before_ampere_train_in_fp32_alone(kind: str, precision: str) -> N
         search_report(spec, PlanSearch(gpus=2))
     with pytest.raises(ValueError, match=said):
         choose_layouts(of(precision, kind, elasticity={"layouts": "auto", "gpus": {"min": 1, "max": 2}}))
-    assert re.match(said, nothing_fits(spec) or "")
+    assert re.match(said, lacks_precision(spec) or "")
     for fits in (of("fp32", kind), of(precision, "A100")):
-        assert nothing_fits(fits) is None and search_report(fits, PlanSearch(gpus=2)).choices
+        assert lacks_precision(fits) is None and search_report(fits, PlanSearch(gpus=2)).choices
 
 
 def test_a_kind_without_figures_is_planned_by_its_measured_profile() -> None:

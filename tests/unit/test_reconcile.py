@@ -301,10 +301,14 @@ def test_lost_gangs_come_again_after_ever_longer_pauses_but_not_endlessly(servic
         assert service.store.get(job.id).state is JobState.QUEUED
         service.tick(2)
         assert service.store.get(job.id).attempt == lost + 1
+    said = "the gang's supervisor failed: GetTimeoutError: the head is busy"
+    service.gangs.gangs[job.id, service.store.get(job.id).attempt] = GangStatus(GangPhase.RECOVERING, said, [])
+    service.tick()
     service.gangs.gangs.clear()
     service.tick()
     job = service.store.get(job.id)
     assert (job.state, job.reason) == (JobState.FAILED, Reason.RESTARTS_EXHAUSTED)
+    assert f"supervisors (the last message: {said}): see" in job.message
     assert "the 11th within 3600 s and without a new checkpoint" in job.message
     assert job.message.endswith(f"boost retry {job.id}")
     assert service.reasons(job.id).count(Reason.GANG_LOST) == MOST_LOSSES
