@@ -106,7 +106,8 @@ def test_symmetric_memory_that_one_node_lacks_is_timed_on_none(ranks: Ranks) -> 
 
 def refusal_of_profile(path: Path) -> str:
     """What a rank says before anything is measured; there is nothing to measure."""
-    options = argparse.Namespace(profile=path if dist.get_rank() == 0 else path.parent)
+    profile = path if dist.get_rank() == 0 else path.parent
+    options = argparse.Namespace(profile=profile, results=path.with_name("results.csv"))
     with (
         patch.object(dist, "init_process_group"),
         patch.object(dist, "destroy_process_group"),
