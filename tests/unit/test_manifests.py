@@ -316,10 +316,10 @@ def test_a_checkpoint_counts_from_its_manifest_on(folder: CheckpointFolder, capl
 
 def test_who_has_other_work_parses_no_manifest_larger_than_its_checkpoint_calls_for(folder: CheckpointFolder) -> None:
     manifest = folder.manifest(2)
-    folder.commit(manifest.model_copy(update={"job": manifest.job | {"x": "x" * 2**21}}))
+    folder.commit(manifest.model_copy(update={"job": manifest.job | {"x": "x" * 2**22}}))
     assert [found.damage for found in folder.checkpoints()] == ["", ""]
     brief = CheckpointFolder(folder.url, deadline=time.monotonic() + 60)
-    assert ["manifest.json' has 2" in found.damage for found in brief.checkpoints()] == [True, False]
+    assert ["manifest.json' has 4" in found.damage for found in brief.checkpoints()] == [True, False]
     with pytest.raises(TimeoutError, match="took too long"):
         CheckpointFolder(folder.url, deadline=time.monotonic() - 1).newest_intact()
 
