@@ -302,7 +302,7 @@ def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIn
     """One part of a source's shards, mapped into memory."""
     pieces, text_bytes = [], []
     # Only the first name of each folder has an index; on another node, a link may be a folder by itself.
-    for folder in filter(indices.__contains__, source.paths):
+    for folder in filter(indices.__contains__, distinct_folders(source.paths)):
         index = indices[folder]
         for shard in index.shards:
             if shard.part == part and shard.tokens:
