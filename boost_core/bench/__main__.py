@@ -132,9 +132,10 @@ def _rank(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def _kernels(options: argparse.Namespace, device: torch.device) -> None:
-    shape = RunShape(options.model, options.tp, options.micro_batch, options.sequence)
+    tp = options.tp or PUBLISHED_SIZES.get(options.model, 1)
+    shape = RunShape(options.model, tp, options.micro_batch, options.sequence)
     model = shape.job(next(variant for variant in VARIANTS if variant.name == "cola, btp"), device).model
-    sizes = Sizes.of_model(model, options.tp, options.micro_batch, options.sequence)
+    sizes = Sizes.of_model(model, tp, options.micro_batch, options.sequence)
     bandwidth, environment = memory_bandwidth(device), Environment.of(device)
     rows: list[Row] = []
     for case in cases(sizes, Draw(torch.bfloat16 if device.type == "cuda" else torch.float32, device)):
@@ -271,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
 
     kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")
     kernels.add_argument("--model", choices=PRESETS, default="7b")
-    kernels.add_argument("--tp", type=_count, default=4)
+    kernels.add_argument("--tp", type=_count, help="tensor parallel ranks (default: as in BOOST's systems runs)")
     kernels.add_argument("--micro-batch", type=_count, default=4)
     kernels.add_argument("--sequence", type=_count, default=4096)
 

@@ -35,7 +35,7 @@ from pydantic import Field
 from boost_core.architecture import parameter_count
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec, layout_problems
-from boost_core.config.parallelism import Layout, divisors
+from boost_core.config.parallelism import MOST_CONTEXT, Layout, divisors
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import (
@@ -67,7 +67,6 @@ from boost_core.plan.run_cost import CONDITIONS, PlannedRun, RunConditions, plan
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 from boost_core.terminal import rounded
 
-_MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
 _FEWEST_TOKENS = 4096  # of a sequence on each context parallel rank
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MOST_SEQUENCES = 32  # of a micro-batch, unless the job's own has more
@@ -317,7 +316,7 @@ class _Search:
             numbers = divisors(batch // micro_batch)[::-1]
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
             enough = max(1, training.sequence_length // _FEWEST_TOKENS)
-            most_context = min(gpus // tensor, _MOST_CONTEXT, enough)
+            most_context = min(gpus // tensor, MOST_CONTEXT, enough)
             for context in (1 << power for power in range(most_context.bit_length())):
                 alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0], spec.parallelism.optimizer_offload)
                 whole = self._step(alone).of_a_micro_batch()

@@ -382,9 +382,9 @@ class Membership:
         before_copy: Called before a copy of the state is kept anywhere; from a thread.
         after_copy: Called with each step whose state is held twice for every rank; from a thread.
         before_save: Called before a checkpoint is written; an exception counts as the store's refusal.
-        goes_on: Called repeatedly while something other than steps takes long, which is no hang: by the first rank
-            while all evaluate or sample, by each that waits for a checkpoint, with the store's error if it is the last
-            one; empty as long as it has not failed.
+        goes_on: Called repeatedly during long work between steps, so that it is not taken for a hang: by the first rank
+            during evaluation and sampling, and by each rank that waits for a checkpoint. Its argument is the store's
+            error while the last checkpoint cannot be written, and otherwise empty.
         waited_seconds: How long previous gangs have waited for the store to take the last checkpoint.
         steers: Changes of values to make, by number. Each is made once all ranks have it.
     """

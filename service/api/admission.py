@@ -118,11 +118,11 @@ async def admitted(
     what = f"data: {named or 'the standard library'}"
     await context.stores.run(tenant, what, partial(_refuse_unfit, job, context, tenant))
 
-    await if_origin_fits(job.spec, context, tenant, pins)
+    await check_origin(job.spec, context, tenant, pins)
     return await run_in_threadpool(then, job)
 
 
-async def if_origin_fits(spec: JobSpec, context: Context, tenant: str, pins: bool) -> None:
+async def check_origin(spec: JobSpec, context: Context, tenant: str, pins: bool) -> None:
     """Check the checkpoint that a job is to start from, if it names one; the arguments are those of ``admitted``.
 
     Raises:

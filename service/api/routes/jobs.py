@@ -27,7 +27,7 @@ from boost_core.messages import Drill, Profile, Scores
 from boost_core.plan.machine import Basis
 from boost_core.plan.report import Plan
 from service.accounts.keys import Principal
-from service.api.admission import Completed, admitted, conditions_of, if_origin_fits, planned, record_job, with_layouts
+from service.api.admission import Completed, admitted, check_origin, conditions_of, planned, record_job, with_layouts
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
@@ -326,7 +326,7 @@ async def patch(
         continues = begins and job.spec.checkpoint.continue_from is not None
         if continues and steps and steps < job.spec.training.steps:  # which may leave none after that checkpoint
             spec = await run_in_threadpool(changed_spec, changes, job.requested_spec)
-            await if_origin_fits(spec, context, job.tenant, pins=False)
+            await check_origin(spec, context, job.tenant, pins=False)
         record = await run_in_threadpool(change)
     response.headers["ETag"] = record.etag
     return record

@@ -42,7 +42,7 @@ export async function send(method, path, { query, body, headers = {}, signal } =
   return answer;
 }
 
-/** Send a request and return its answer as data, or null if it has none; fails if there is no answer in two minutes. */
+/** Send a request and return the parsed answer, or null if it is empty. Rejects after two minutes without one. */
 export async function call(method, path, { signal, ...options } = {}) {
   const limit = AbortSignal.timeout(PATIENCE_MS);
   try {
