@@ -34,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Processes share a few cores: threads of OpenMP that wait for one another's turn take ten times as long.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    # Each new client of HTTP reads all certificates of a file, which takes 30 ms, but of a folder those that it needs.
+    os.environ.setdefault("SSL_CERT_DIR", "/etc/ssl/certs")
     # Programs print lines that tests can look for as a whole; test_cli_width is about those of terminals.
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.get_terminal_writer().fullwidth = shutil.get_terminal_size().columns  # of pytest's own lines

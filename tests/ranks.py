@@ -49,6 +49,8 @@ class Ranks:
             store.unlink(missing_ok=True)
 
     def close(self) -> None:
+        for process in list(self._pool._processes.values()):
+            process.kill()  # that each of them ends by itself takes ten seconds in all
         self._pool.shutdown()
 
 

@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.auth import COOKIE, Admin, Reader, refuse_foreign_page
 from service.api.deps import ContextDep
-from service.api.errors import INVALID, NOT_FOUND, Unauthenticated, problem_responses
+from service.api.errors import GUARDED, INVALID, NOT_FOUND, Unauthenticated, problem_responses
 from service.api.limits import network_of
 from service.api.requests import IdempotentDep, StrictRoute
 from service.models.access import AuditPage, Identity, KeyList, NewKey, TenantName
 from service.models.jobs import KeyRequest
 from service.security.network import is_seen_over_tls
 
-router = APIRouter(prefix="/v1", route_class=StrictRoute)
+router = APIRouter(prefix="/v1", route_class=StrictRoute, responses=GUARDED)
 
 
 @router.post(

@@ -17,6 +17,7 @@ from service.api.auth import Submitter
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import (
     CONFLICT,
+    GUARDED,
     CheckpointDamaged,
     CheckpointInUse,
     CheckpointNotFound,
@@ -85,7 +86,7 @@ def _detail(job: JobRecord, folder: CheckpointFolder, step: int) -> CheckpointDe
     return CheckpointDetail.of(manifest, url=url, pinned=pinned, files=files, versions=manifest.versions)
 
 
-router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
+router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"], responses=GUARDED)
 
 _LAST_STEP = 10**15
 

@@ -36,7 +36,7 @@ from service.models.cluster import (
 from service.models.jobs import QueueSettings, TenantSettings
 from service.telemetry.exporter import ServiceCollector, TenantCollector, exposition, targets
 
-router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
+router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=GUARDED)
 
 
 @router.get("")
@@ -68,7 +68,7 @@ def list_nodes(who: Reader, context: ContextDep) -> NodeList:
 
 # Queues and tenants, and their limits.
 
-queues_router = APIRouter(prefix="/v1", tags=["queues"], route_class=StrictRoute)
+queues_router = APIRouter(prefix="/v1", tags=["queues"], route_class=StrictRoute, responses=GUARDED)
 
 QueuePath = Annotated[QueueName, Path(description="The queue.")]
 TenantPath = Annotated[TenantName, Path(description="The tenant.")]
@@ -113,7 +113,7 @@ def put_tenant(name: TenantPath, settings: TenantSettings, _who: Admin, context:
 
 # Scrape targets of ranks for Prometheus.
 
-targets_router = APIRouter(prefix="/v1/metrics", tags=["operations"])
+targets_router = APIRouter(prefix="/v1/metrics", tags=["operations"], responses=GUARDED)
 
 
 @targets_router.get("/targets")
@@ -156,7 +156,7 @@ async def metrics(request: Request, who: Reader, context: ContextDep) -> Respons
 
 # Profiles of kinds of GPU: measured per precision, stored by operators, used for every job's predictions.
 
-profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
+profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute, responses=GUARDED)
 
 KindPath = Annotated[AcceleratorType, Path(description="Ray's name for the kind of GPU, for example H100.")]
 PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the profile measured at this precision.")]

@@ -11,14 +11,14 @@ from boost_core.config.training import DatasetName
 from service.api.admission import if_dataset_fits
 from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep
-from service.api.errors import CONFLICT, NOT_FOUND, problem_responses
+from service.api.errors import CONFLICT, GUARDED, NOT_FOUND, problem_responses
 from service.api.requests import StrictRoute
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import Owner
 from service.models.access import Scope, TenantName
 from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute, responses=GUARDED)
 
 DatasetPath = Annotated[DatasetName, Path(description="The dataset.")]
 

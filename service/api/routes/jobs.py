@@ -31,7 +31,7 @@ from service.api.admission import Completed, admitted, check_origin, conditions_
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
-from service.api.errors import BODY_REFUSED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
+from service.api.errors import BODY_REFUSED, GUARDED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
 from service.api.requests import CSV, IdempotentDep, StrictRoute, in_format
 from service.jobs import queries
@@ -75,7 +75,7 @@ from service.models.jobs import (
 from service.models.problems import FieldError
 from service.trackers.opening import place_of
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute, responses=GUARDED)
 
 _JSON = "application/json"
 

@@ -20,7 +20,7 @@ from service.accounts.keys import Principal
 from service.api.admission import conditions_of, planned, refuse_small_vocabulary
 from service.api.auth import Reader
 from service.api.deps import Context, ContextDep
-from service.api.errors import BODY_REFUSED, InvalidJob
+from service.api.errors import BODY_REFUSED, GUARDED, InvalidJob
 from service.api.requests import StrictRoute
 from service.api.routes.cluster import shown
 from service.jobs.outlook import size_of_a_node
@@ -44,7 +44,7 @@ def job_examples() -> JobExampleList:
     return JobExampleList(examples=examples)
 
 
-router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute, responses=GUARDED)
 
 
 @router.post("/plans", responses=BODY_REFUSED)

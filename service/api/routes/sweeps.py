@@ -18,7 +18,7 @@ from boost_core.config.base import ResourceName, StoreUnusable
 from service.api.admission import admitted, record_job
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep
-from service.api.errors import BODY_REFUSED, CONFLICT, INVALID, NOT_FOUND, InvalidJob
+from service.api.errors import BODY_REFUSED, CONFLICT, GUARDED, INVALID, NOT_FOUND, InvalidJob
 from service.api.limits import StoreAccess
 from service.api.requests import CSV, StrictRoute, in_format
 from service.jobs import sweep_study
@@ -28,7 +28,7 @@ from service.models.problems import FieldError
 from service.models.sweeps import IllegalTrial, Sweep, SweepDetail, SweepList, SweepRequest, SweepTrialList
 from service.security.secrets import SecretUnusable
 
-router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=StrictRoute, responses=GUARDED)
 
 SweepPath = Annotated[ResourceName, Path(description="The sweep.")]
 
