@@ -14,7 +14,7 @@ crossings, for which no names are published, are ``crossing`` beside the ``cola_
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -367,14 +367,14 @@ class Sharding:
     Attributes:
         name: Name of the strategy.
         axes: The axis along which each role is split.
-        exchanges: The exchanges of a model's projection group.
         sequence: Whether ranks have the residual vectors of a part of the tokens each.
+        partial_gradients: Weights of which each rank has all, but computes only a part of the gradient.
     """
 
     name: StrategyName
     axes: SplitAxes
-    exchanges: Callable[[ModelConfig, ProjectionGroup, ParallelismConfig], Exchanges]
     sequence: bool = False
+    partial_gradients: frozenset[Role] = frozenset({Role.LATENT, Role.HEAD_CHANNELS})
 
     @property
     def residual(self) -> bool:
@@ -385,12 +385,6 @@ class Sharding:
     def whole(self) -> bool:
         """Whether each rank has the whole residual stream: all vectors, and all of each."""
         return not (self.residual or self.sequence)
-
-    @property
-    def partial_gradients(self) -> frozenset[Role]:
-        """Weights of which each rank has all, but computes only a part of the gradient."""
-        always = frozenset({Role.LATENT, Role.HEAD_CHANNELS})
-        return always | {Role.CHANNELS} if self.sequence else always
 
     @property
     def latents(self) -> bool:
@@ -410,8 +404,7 @@ def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Shard
 
 def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:
     """The exchanges of one block."""
-    exchanges = chosen_sharding(model, parallelism).exchanges
-    both = zip(*(exchanges(model, group, parallelism) for group in grouped_projections(model)), strict=True)
+    both = zip(*(_exchanges(model, group, parallelism) for group in grouped_projections(model)), strict=True)
     return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
 
 
@@ -436,35 +429,31 @@ def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: b
     return own + [len(piece) * rank for group in groups if crossed for piece in group.pieces(grouped)]
 
 
-def _btp(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:
-    """Latents with the preceding norm's statistic; backward, the gradients of both, apart only under ``sync``."""
+def _exchanges(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:
+    """The exchanges of a projection group."""
     products = group.products(parallelism.group_projections)
-    latents = [Payload(len(product) * model.bottleneck_rank) for product in products]
-    if group.norm is None:
-        return Exchanges(latents, latents)
-    apart = latents + [Payload(0, 1) for _ in products]
-    together = [Payload(latent.elements, 1) for latent in latents]
-    return Exchanges(
-        together if parallelism.norm == "fused" else apart, apart if parallelism.norm == "sync" else together
-    )
-
-
-def _vanilla(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
-    """Wide outputs, those of equal width together; backward, the gradient of each product's wide input."""
-    pieces = group.pieces(parallelism.group_projections)
-    return Exchanges(
-        [Payload(len(piece) * group.wide_outs[piece.start]) for piece in pieces],
-        [Payload(group.wide_in) for _ in group.products(parallelism.group_projections)],
-    )
-
-
-def _fullrank(model: ModelConfig, group: ProjectionGroup, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
-    """What is read from the residual, gathered, and what is added, scattered; backward, the gradients of both."""
-    if group.norm is None:
-        added = sum(group.wide_outs)
-        return Exchanges([Payload(added, kind="reduce_scatter")], [Payload(added, kind="all_gather")])
-    read = [Payload(group.wide_in, kind="all_gather")]
-    return Exchanges(read, [Payload(group.wide_in, kind="reduce_scatter")], read)
+    match strategy_of(model, parallelism):
+        case "btp":
+            # Latents with the preceding norm's statistic; backward, the gradients of both, apart only under ``sync``.
+            latents = [Payload(len(product) * model.bottleneck_rank) for product in products]
+            if group.norm is None:
+                return Exchanges(latents, latents)
+            apart = latents + [Payload(0, 1) for _ in products]
+            together = [Payload(latent.elements, 1) for latent in latents]
+            forward = together if parallelism.norm == "fused" else apart
+            return Exchanges(forward, apart if parallelism.norm == "sync" else together)
+        case "vanilla":
+            # Wide outputs, those of equal width together; backward, the gradient of each product's wide input.
+            pieces = group.pieces(parallelism.group_projections)
+            wide = [Payload(len(piece) * group.wide_outs[piece.start]) for piece in pieces]
+            return Exchanges(wide, [Payload(group.wide_in) for _ in products])
+        case "fullrank":
+            # What is read from the residual, gathered, and what is added, scattered; backward, the gradients of both.
+            if group.norm is None:
+                added = sum(group.wide_outs)
+                return Exchanges([Payload(added, kind="reduce_scatter")], [Payload(added, kind="all_gather")])
+            read = [Payload(group.wide_in, kind="all_gather")]
+            return Exchanges(read, [Payload(group.wide_in, kind="reduce_scatter")], read)
 
 
 BTP = Sharding(
@@ -473,12 +462,10 @@ BTP = Sharding(
         Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.CHANNELS: 0, Role.LATENT: None,
         Role.HEAD_CHANNELS: None, Role.HEAD: 1,
     },
-    _btp,
 )  # fmt: skip
 VANILLA = Sharding(
     "vanilla",
     {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.CHANNELS: None, Role.HEAD: 1},
-    _vanilla,
 )
 FULLRANK = Sharding(
     "fullrank",
@@ -486,8 +473,8 @@ FULLRANK = Sharding(
         Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.CHANNELS: None, Role.HEAD_CHANNELS: None,
         Role.HEAD: 1,
     },
-    _fullrank,
     sequence=True,
+    partial_gradients=frozenset({Role.LATENT, Role.HEAD_CHANNELS, Role.CHANNELS}),
 )  # fmt: skip
 _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}
 
@@ -581,9 +568,12 @@ def hardware_flops_per_token(
     return blocks * (block + crossing) + head_flops_per_token(model)
 
 
-def block_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
-    """Return the model FLOPs per token of one block."""
-    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length, attended)
+def block_flops_per_token(
+    model: ModelConfig, sequence_length: int, attended: float = 1.0, attention_ranks: int = 1
+) -> int:
+    """Return the model FLOPs per token of one block, whose attention each of ``attention_ranks`` computes in full."""
+    scores = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
+    return 6 * block_matrix_parameters(model) + attention_ranks * round(attended * scores)
 
 
 def computed_block_flops_per_token(
@@ -595,12 +585,7 @@ def computed_block_flops_per_token(
     are whole on every rank, and each computes the attention of all heads.
     """
     ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
-    return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length, attended)
-
-
-def _attention_flops_per_token(model: ModelConfig, sequence_length: int, attended: float) -> int:
-    scores = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
-    return round(attended * scores)
+    return block_flops_per_token(model, sequence_length, attended, attention_ranks=ranks)
 
 
 def _crossing_flops_per_token(model: ModelConfig) -> int:
@@ -681,11 +666,9 @@ def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_leng
     wrong = next((index for index, size in enumerate(sizes) if recompute[index].blocks != size), None)
     if wrong is None:
         return None
-    return (
-        f"parallelism.recompute lists {counted(recompute[wrong].blocks, 'block')} for stage {wrong} of "
-        f"{Layout.of(parallelism).replica_text}, which has {sizes[wrong]}; make its entries add up to "
-        f"{', '.join(map(str, sizes))}"
-    )
+    listed = f"parallelism.recompute lists {counted(recompute[wrong].blocks, 'block')} for stage {wrong}"
+    has = f"{Layout.of(parallelism).replica_text}, which has {sizes[wrong]}"
+    return f"{listed} of {has}; make its entries add up to {', '.join(map(str, sizes))}"
 
 
 def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:

@@ -8,10 +8,9 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 
 # Bytes of an element that is stored or sent at each precision; in fp8 only the operands of products are in 8 bits.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
@@ -91,7 +90,7 @@ class Device:
     network_gigabits: float
     watts: int | None
     from_ampere: bool
-    memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    memory: Mapping[str, int]
 
 
 # GB/s to the host in one direction, over sixteen lanes; data sheets give both directions together, also for NVLink-C2C.
@@ -104,65 +103,55 @@ _TO_HOST = {"pcie 3": 16, "pcie 4": 32, "pcie 5": 64, "c2c": 450}
 # NVIDIA's own systems (DGX-1 V100: 4 × 100 Gb/s for 8; DGX A100: 8 × 200; DGX H100 and B200: 8 × 400), or of clouds'
 # nodes of eight (AWS g4dn.metal, g5.48xlarge and g6.48xlarge: 100 Gb/s; g6e.48xlarge: 400); of cards for workstations
 # one adapter of 100 Gb/s for eight is assumed.
-_Sheet = tuple[str, Shares, float, float, float, float, int, str, str, float, tuple[str, ...], dict[str, int]]
-_SHEETS: tuple[_Sheet, ...] = (
-    ("GB200 NVL72", _HOPPER, 5000, 2500, 80, 8.0, 1200, "c2c", "nvlink-b200", 400, (), {"GB200": 186}),
-    ("HGX B200", _HOPPER, 4500, 2250, 75, 8.0, 1000, "pcie 5", "nvlink-b200", 400, ("B200",), {"B200": 180}),
-    ("GH200", _HOPPER, 1979, 989, 67, 4.0, 1000, "c2c", "nvlink-h200", 400, (), {"GH200": 96}),
-    ("H200 NVL", _HOPPER, 1671, 835.5, 60, 4.8, 600, "pcie 5", "pcie-5", 200, ("H200", "NVL"), {"H200-NVL": 141}),
-    ("H200", _HOPPER, 1979, 989, 67, 4.8, 700, "pcie 5", "nvlink-h200", 400, (), {"H200": 141}),
-    ("H100 NVL", _HOPPER, 1671, 835.5, 60, 3.9, 400, "pcie 5", "pcie-5", 200, ("H100", "NVL"), {"H100-NVL": 94}),
-    ("H100 PCIe", _HOPPER, 1513, 756.5, 51, 2.0, 350, "pcie 5", "pcie-5", 200, ("H100", "PCIe"), {"H100-PCIE": 80}),
-    ("H100 SXM", _HOPPER, 1979, 989, 67, 3.35, 700, "pcie 5", "nvlink-h200", 400, (), {"H100": 80}),
-    ("L40S", _AMPERE, 733, 362, 91.6, 0.864, 350, "pcie 4", "pcie-4", 50, (), {"L40S": 45}),
-    ("L40", _AMPERE, 362, 181, 90.5, 0.864, 300, "pcie 4", "pcie-4", 50, (), {"L40": 45}),
-    ("L4", _AMPERE, 242, 121, 30.3, 0.3, 72, "pcie 4", "pcie-4", 12.5, (), {"L4": 22}),
-    ("RTX 6000 Ada", _AMPERE, 728, 364, 91.1, 0.96, 300, "pcie 4", "pcie-4", 12.5, ("6000", "Ada"),
-     {"RTX-6000-ADA": 48}),
-    ("RTX 5090", _AMPERE, 419, 209.5, 104.8, 1.792, 575, "pcie 5", "pcie-5-host", 12.5, ("5090",),
-     {"GeForce-RTX-5090": 32}),
-    ("RTX 4090", _AMPERE, 330.3, 165.2, 82.6, 1.008, 450, "pcie 4", "pcie-4-host", 12.5, ("4090",),
-     {"GeForce-RTX-4090": 24}),
-    ("RTX 3090", _AMPERE, 71, 71, 35.6, 0.936, 350, "pcie 4", "pcie-4-host", 12.5, ("3090",), {"GeForce-RTX-3090": 24}),
-    ("RTX A6000", _AMPERE, 154.8, 154.8, 38.7, 0.768, 300, "pcie 4", "pcie-4", 12.5, ("A6000",), {"RTX-A6000": 48}),
-    ("A40", _AMPERE, 149.7, 149.7, 37.4, 0.696, 300, "pcie 4", "pcie-4", 12.5, (), {"A40": 45}),
-    ("A10G", _AMPERE, 70, 70, 35, 0.6, 300, "pcie 4", "pcie-4", 12.5, (), {"A10G": 22}),
-    ("A10", _AMPERE, 125, 125, 31.2, 0.6, 150, "pcie 4", "pcie-4", 12.5, (), {"A10": 22}),
-    ("A100 PCIe 40 GB", _AMPERE, 312, 312, 19.5, 1.555, 250, "pcie 4", "pcie-4", 100, ("A100", "PCIe", "40GB"),
-     {"A100-PCIE-40G": 40}),
-    ("A100 PCIe 80 GB", _AMPERE, 312, 312, 19.5, 1.935, 300, "pcie 4", "pcie-4", 100, ("A100", "PCIe"),
-     {"A100-PCIE-80G": 80}),
-    ("A100 SXM 40 GB", _AMPERE, 312, 312, 19.5, 1.555, 400, "pcie 4", "nvlink-a100", 200, ("A100", "40GB"),
-     {"A100-40G": 40}),
-    ("A100 SXM 80 GB", _AMPERE, 312, 312, 19.5, 2.039, 400, "pcie 4", "nvlink-a100", 200, (),
-     {"A100": 80, "A100-80G": 80}),
-    ("V100 SXM2 16 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, ("V100", "16GB"),
-     {"V100-16G": 16}),
+_Sheet = tuple[str, float, float, float, float, int, str, str, float, str, dict[str, int]]
+_FROM_HOPPER: tuple[_Sheet, ...] = (
+    ("GB200 NVL72", 5000, 2500, 80, 8.0, 1200, "c2c", "nvlink-b200", 400, "", {"GB200": 186}),
+    ("HGX B200", 4500, 2250, 75, 8.0, 1000, "pcie 5", "nvlink-b200", 400, "B200", {"B200": 180}),
+    ("GH200", 1979, 989, 67, 4.0, 1000, "c2c", "nvlink-h200", 400, "", {"GH200": 96}),
+    ("H200 NVL", 1671, 835.5, 60, 4.8, 600, "pcie 5", "pcie-5", 200, "H200 NVL", {"H200-NVL": 141}),
+    ("H200", 1979, 989, 67, 4.8, 700, "pcie 5", "nvlink-h200", 400, "", {"H200": 141}),
+    ("H100 NVL", 1671, 835.5, 60, 3.9, 400, "pcie 5", "pcie-5", 200, "H100 NVL", {"H100-NVL": 94}),
+    ("H100 PCIe", 1513, 756.5, 51, 2.0, 350, "pcie 5", "pcie-5", 200, "H100 PCIe", {"H100-PCIE": 80}),
+    ("H100 SXM", 1979, 989, 67, 3.35, 700, "pcie 5", "nvlink-h200", 400, "", {"H100": 80}),
+)
+_BEFORE_HOPPER: tuple[_Sheet, ...] = (
+    ("L40S", 733, 362, 91.6, 0.864, 350, "pcie 4", "pcie-4", 50, "", {"L40S": 45}),
+    ("L40", 362, 181, 90.5, 0.864, 300, "pcie 4", "pcie-4", 50, "", {"L40": 45}),
+    ("L4", 242, 121, 30.3, 0.3, 72, "pcie 4", "pcie-4", 12.5, "", {"L4": 22}),
+    ("RTX 6000 Ada", 728, 364, 91.1, 0.96, 300, "pcie 4", "pcie-4", 12.5, "6000 Ada", {"RTX-6000-ADA": 48}),
+    ("RTX 5090", 419, 209.5, 104.8, 1.792, 575, "pcie 5", "pcie-5-host", 12.5, "5090", {"GeForce-RTX-5090": 32}),
+    ("RTX 4090", 330.3, 165.2, 82.6, 1.008, 450, "pcie 4", "pcie-4-host", 12.5, "4090", {"GeForce-RTX-4090": 24}),
+    ("RTX 3090", 71, 71, 35.6, 0.936, 350, "pcie 4", "pcie-4-host", 12.5, "3090", {"GeForce-RTX-3090": 24}),
+    ("RTX A6000", 154.8, 154.8, 38.7, 0.768, 300, "pcie 4", "pcie-4", 12.5, "A6000", {"RTX-A6000": 48}),
+    ("A40", 149.7, 149.7, 37.4, 0.696, 300, "pcie 4", "pcie-4", 12.5, "", {"A40": 45}),
+    ("A10G", 70, 70, 35, 0.6, 300, "pcie 4", "pcie-4", 12.5, "", {"A10G": 22}),
+    ("A10", 125, 125, 31.2, 0.6, 150, "pcie 4", "pcie-4", 12.5, "", {"A10": 22}),
+    ("A100 PCIe 40 GB", 312, 312, 19.5, 1.555, 250, "pcie 4", "pcie-4", 100, "A100 PCIe 40GB", {"A100-PCIE-40G": 40}),
+    ("A100 PCIe 80 GB", 312, 312, 19.5, 1.935, 300, "pcie 4", "pcie-4", 100, "A100 PCIe", {"A100-PCIE-80G": 80}),
+    ("A100 SXM 40 GB", 312, 312, 19.5, 1.555, 400, "pcie 4", "nvlink-a100", 200, "A100 40GB", {"A100-40G": 40}),
+    ("A100 SXM 80 GB", 312, 312, 19.5, 2.039, 400, "pcie 4", "nvlink-a100", 200, "", {"A100": 80, "A100-80G": 80}),
+    ("V100 SXM2 16 GB", 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, "V100 16GB", {"V100-16G": 16}),
     # Ray calls both V100. As with A100, that is the larger one, so that no job is refused that runs there.
-    ("V100 SXM2 32 GB", _AMPERE, 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, (),
-     {"V100": 32, "V100-32G": 32}),
-    ("T4", _AMPERE, 8.1, 8.1, 8.1, 0.32, 70, "pcie 3", "pcie-3", 12.5, (), {"T4": 15}),
-)  # fmt: skip
+    ("V100 SXM2 32 GB", 15.7, 15.7, 15.7, 0.9, 300, "pcie 3", "nvlink-v100", 50, "", {"V100": 32, "V100-32G": 32}),
+    ("T4", 8.1, 8.1, 8.1, 0.32, 70, "pcie 3", "pcie-3", 12.5, "", {"T4": 15}),
+)
 
 # The rate in fp64 is half of fp32's on boards for computing, by their sheets; by NVIDIA's white papers a 32nd on Turing
 # and a 64th on all others.
 _HALF_IN_FP64 = ("GB200", "HGX B200", "GH200", "H200", "H100", "A100", "V100")
 
-
-def _in_fp64(sheet: str) -> float:
-    return 1 / 2 if sheet.startswith(_HALF_IN_FP64) else 1 / 32 if sheet == "T4" else 1 / 64
-
-
 # The first match for a name wins, so variants come before the general kind.
 DEVICES = tuple(
     Device(
-        words or (sheet.split()[0],), {"fp8": fp8, "bf16": bf16, "fp32": fp32, "fp64": fp32 * _in_fp64(sheet)},
+        tuple(words.split()) or (sheet.split()[0],),
+        {"fp8": fp8, "bf16": bf16, "fp32": fp32,
+         "fp64": fp32 * (1 / 2 if sheet.startswith(_HALF_IN_FP64) else 1 / 32 if sheet == "T4" else 1 / 64)},
         f"NVIDIA {sheet} data sheet",
         terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network, watts,
-        not sheet.startswith(("V100", "T4")),
-        {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
+        not sheet.startswith(("V100", "T4")), {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )
-    for sheet, shares, fp8, bf16, fp32, terabytes, watts, host, link, network, words, memory in _SHEETS
+    for shares, sheets in ((_HOPPER, _FROM_HOPPER), (_AMPERE, _BEFORE_HOPPER))
+    for sheet, fp8, bf16, fp32, terabytes, watts, host, link, network, words, memory in sheets
 )  # fmt: skip
 
 # Memory in bytes by the names of ``Device.memory``.

@@ -94,11 +94,6 @@ class ValidationLoss(Frozen):
         "size in bytes is unknown.",
     )
 
-    @property
-    def perplexity(self) -> float:
-        """The exponential of the loss."""
-        return perplexity_of(self.loss)
-
 
 def perplexity_of(loss: float) -> float:
     """The exponential of a loss in nats per token; infinity if it overflows."""
@@ -290,10 +285,8 @@ class ComparisonReport(LayoutSizes):
         0.0, description="Part of predicted_step_seconds that rank 0 waits for collectives."
     )
     communication_correction: float = Field(1.0, gt=0, description="Factor applied to that part, likewise.")
-    communication_share: float = Field(
+    communication_share: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="Share of the prediction without any factor that depends on the speed of collectives: waiting for "
         "them, and for other pipeline ranks that wait for theirs.",
     )
@@ -402,11 +395,8 @@ class Drill(Config):
     rank: int = Field(0, ge=0, description="The rank to inject it into; for drop_node, any rank on the node.")
     at_step: int | None = Field(None, ge=0, description="Inject after this step (null: immediately).")
     steps: int = Field(10, ge=1, le=100_000, description="For delay_rank: the number of steps.")
-    seconds: float = Field(
-        10.0,
-        gt=0,
-        le=3600,
-        description="For delay_rank: the delay per step; for drop_node and fill_store: the duration.",
+    seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
+        10.0, description="For delay_rank: the delay per step; for drop_node and fill_store: the duration."
     )
 
 
@@ -489,23 +479,19 @@ def line_of(report: Report) -> str:
             return f"step {report.step}/{report.steps}  {numbers_of(report)}  ETA {duration(report.eta_seconds)}"
         case EvaluationReport():
             named = "".join(f"; {each.name} {validation_in_words(each)}" for each in report.sets)
-            return (
-                f"step {report.step}  validation loss {validation_in_words(report)}, "
-                f"unigram entropy of that text {report.unigram_entropy:.4f}{named}"
-            )
+            entropy = f"unigram entropy of that text {report.unigram_entropy:.4f}"
+            return f"step {report.step}  validation loss {validation_in_words(report)}, {entropy}{named}"
         case SampleReport():
             samples = (f"{json.dumps(each.prompt + each.text, ensure_ascii=False)}" for each in report.samples)
             return f"step {report.step}  samples {'; '.join(samples)}"
         case CheckpointReport():
-            size = report.bytes / 2**20
-            return f"step {report.step}  checkpoint {report.url} ({size:.1f} MiB, {report.seconds:.2f} s)"
+            size = f"{report.bytes / 2**20:.1f} MiB"
+            return f"step {report.step}  checkpoint {report.url} ({size}, {report.seconds:.2f} s)"
         case StartReport():
             origin = f"from {report.resumed_from}" if report.resumed_from else "from scratch"
-            return (
-                f"training starts {origin} at step {report.step}: "
-                f"{report.parameters:,} parameters on {report.world_size} worker(s)"
-                + (f", attention by {report.attention}" if report.attention else "")
-            )
+            size = f"{report.parameters:,} parameters on {report.world_size} worker(s)"
+            attention = f", attention by {report.attention}" if report.attention else ""
+            return f"training starts {origin} at step {report.step}: {size}{attention}"
         case ShapeReport():
             return f"the gang is {layout_in_words(report)}"
         case InterruptionReport():
@@ -515,16 +501,13 @@ def line_of(report: Report) -> str:
         case FaultReport():
             return f"step {report.step}  {report.what.replace('_', ' ')}: {report.message}"
         case RankTimesReport():
-            return (
-                f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
-            )
+            seconds = ", ".join(f"{each:.3g}" for each in report.busy_seconds)
+            return f"step {report.step}  busy seconds by rank: {seconds}"
         case ComparisonReport():
             return f"step {report.step}  compared with the plan: {comparison_in_words(report)}"
         case ProfileReport():
-            return (
-                f"step {report.step}  profile of {report.steps} step(s) of rank {report.rank}: {report.url} "
-                f"({report.bytes / 2**20:.1f} MiB)"
-            )
+            what = f"profile of {report.steps} step(s) of rank {report.rank}"
+            return f"step {report.step}  {what}: {report.url} ({report.bytes / 2**20:.1f} MiB)"
         case SpareReport(step=None):
             return "no spare copy of the state is kept any more"
         case SpareReport():
@@ -544,15 +527,14 @@ def numbers_of(step: StepReport) -> str:
 def validation_in_words(validation: ValidationLoss) -> str:
     """A validation loss, with its perplexity, and in bits per byte if known."""
     bits = "" if validation.bits_per_byte is None else f", {validation.bits_per_byte:.4f} bits/byte"
-    return f"{validation.loss:.4f} (perplexity {validation.perplexity:.4g}{bits})"
+    return f"{validation.loss:.4f} (perplexity {perplexity_of(validation.loss):.4g}{bits})"
 
 
 def comparison_in_words(report: ComparisonReport) -> str:
     """Peak memory of the fullest rank, and seconds per step, both measured and planned."""
     rank = report.fullest
-    memory = (
-        f"{report.peak_bytes[rank] / 1e9:.3g} GB of {report.planned_bytes[rank] / 1e9:.3g} GB planned on rank {rank}"
-    )
+    peak, planned = report.peak_bytes[rank] / 1e9, report.planned_bytes[rank] / 1e9
+    memory = f"{peak:.3g} GB of {planned:.3g} GB planned on rank {rank}"
     if report.step_seconds is None:
         return memory
     return f"{memory}; {report.step_seconds:.3g} s a step, predicted {report.predicted_step_seconds:.3g} s"
@@ -580,9 +562,7 @@ def layout_in_words(shape: ShapeReport) -> str:
 
 def restart_in_words(restart: RestartReport) -> str:
     """Why training was interrupted, where it resumed, and what that cost."""
-    again = restart.step - restart.resumed_step
-    return (
-        f"{restart.cause} at step {restart.step}: resumed from {restart.recovered_from} at step "
-        f"{restart.resumed_step}; "
-        f"cost {again} step(s) and {restart.seconds:.1f} s, {restart.waiting_seconds:.1f} s of it waiting for resources"
-    )
+    step, resumed = restart.step, f"resumed from {restart.recovered_from} at step {restart.resumed_step}"
+    cost = f"cost {step - restart.resumed_step} step(s) and {restart.seconds:.1f} s"
+    waiting = f"{restart.waiting_seconds:.1f} s of it waiting for resources"
+    return f"{restart.cause} at step {step}: {resumed}; {cost}, {waiting}"

@@ -167,8 +167,7 @@ def print_lines(text: str, *, to: TextIO | None = None) -> None:
 class ProgressLine:
     """Progress on standard error: a line overwritten in place on a terminal, a new line now and then elsewhere."""
 
-    def __init__(self) -> None:
-        self._due = 0.0
+    _due = 0.0  # when the next line may be printed to a file or a pipe
 
     def show(self, line: str) -> None:
         """Print a line, or drop it if one has just been printed to a file or a pipe."""

@@ -29,9 +29,7 @@ RUNBOOKS, UID, PRICE = "@runbooks@", "@uid@", "@price@"
 _NAME = f"{INSTALLATION['namespace']}/{INSTALLATION['release']}"
 _MATCHERS = {
     # Series that we export or record, and those that Prometheus makes of our targets and rules.
-    r"(?:\w+:)?boost_[\w:]+|up|process_\w+|ALERTS": ", ".join(
-        f'{name}="{value}"' for name, value in INSTALLATION.items()
-    ),
+    r"(?:\w+:)?boost_[\w:]+|up|process_\w+|ALERTS": 'namespace="@namespace@", release="@release@"',
     # What others tell of the installation's pods, and of its volume of checkpoints.
     r"kube_pod_\w+|ray_\w+": 'namespace="@namespace@", pod=~"@name@-((@groups@)-worker|[a-z0-9]+)-[a-z0-9]+"',
     r"kubelet_volume_stats_\w+": 'namespace="@namespace@", persistentvolumeclaim="@claim@"',
@@ -70,10 +68,8 @@ def built() -> dict[Path, str]:
             rule["labels"] = rule.get("labels", {}) | INSTALLATION
             if "alert" in rule:
                 rule["annotations"]["runbook_url"] = f"{RUNBOOKS}/{rule['alert']}.md"
-        text = yaml.dump(rules, Dumper=_Dumper, sort_keys=False, width=120)
-        contents[_CHART / "rules" / path.name] = (
-            f"# Written by python -m deploy.build from deploy/prometheus/rules.\n{text}"
-        )
+        text = "# Written by python -m deploy.build from deploy/prometheus/rules.\n"
+        contents[_CHART / "rules" / path.name] = text + yaml.dump(rules, Dumper=_Dumper, sort_keys=False, width=120)
     return contents
 
 
@@ -98,9 +94,8 @@ def main() -> None:
 def scoped(expr: str) -> str:
     """An expression that reads the series of one installation alone; those of nodes and GPUs stay as they are."""
     for names, matchers in _MATCHERS.items():
-        before, *parts = re.split(
-            rf"\b({names})\b(\{{)?", expr
-        )  # then each name, whether it has matchers, what follows
+        # What is before the first name, and then each name, whether it has matchers, what follows.
+        before, *parts = re.split(rf"\b({names})\b(\{{)?", expr)
         named = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
         expr = before + "".join(f"{name}{{{matchers}{', ' if own else '}'}{text}" for name, own, text in named)
     return expr

@@ -133,12 +133,8 @@ def write_logs(log_format: LogFormat, **facts: object) -> None:
         facts: What every line is about.
     """
     as_json = log_format is LogFormat.JSON
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonLines({"host": socket.gethostname(), **facts})
-        if as_json
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    handler, text = logging.StreamHandler(), logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines({"host": socket.gethostname(), **facts}) if as_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(as_json)
     redact_logs()

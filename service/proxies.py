@@ -39,8 +39,7 @@ def proxy_of(url: str) -> httpx.Proxy | None:
         if proxy.url.scheme.startswith("socks") and find_spec("socksio") is None:
             raise ValueError("SOCKS proxies need the Python package socksio")
     except (ValueError, httpx.InvalidURL) as error:
-        problem = (
-            f"the environment variable {variable} (or {variable.upper()}) names no proxy that can be used: {error}"
-        )
+        variables = f"{variable} (or {variable.upper()})"
+        problem = f"the environment variable {variables} names no proxy that can be used: {error}"
         raise ValueError(f"{problem}; correct it, or add {target.host} to NO_PROXY") from error
     return proxy

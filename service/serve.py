@@ -94,9 +94,8 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         settings.prefixes(),
     )
     metrics = ProcessMetrics()
-    if settings.otlp_endpoint is None:
-        tracing = None
-    else:
+    tracing = None
+    if settings.otlp_endpoint is not None:
         from service.telemetry.tracing import Tracing  # not imported where tracing is off
 
         tracing = Tracing(settings.otlp_endpoint)

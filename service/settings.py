@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -40,10 +40,6 @@ Prefix = Annotated[str, AfterValidator(_absolute_prefix)]
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 
 
-def _under_home(template: str) -> Any:
-    return Field(default_factory=lambda values: template.format(home=values.get("home", "")))
-
-
 class Settings(BaseSettings):
     """Operator settings, each an environment variable: ``home`` is ``BOOST_HOME``; lists are comma-separated.
 
@@ -54,8 +50,10 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True, hide_input_in_errors=True)
 
     home: Path = Field(Path("~/.boost"), validate_default=True, description="Folder for the service's own files.")
-    database_url: str = _under_home("sqlite:///{home}/boost.db")
-    checkpoint_root: Annotated[str, AfterValidator(refuse_unserved)] = _under_home("file://{home}/checkpoints")
+    database_url: str = Field(default_factory=lambda values: f"sqlite:///{values.get('home', '')}/boost.db")
+    checkpoint_root: Annotated[str, AfterValidator(refuse_unserved)] = Field(
+        default_factory=lambda values: f"file://{values.get('home', '')}/checkpoints"
+    )
     allowed_prefixes: Annotated[tuple[Prefix, ...] | None, NoDecode] = Field(
         None,
         description="Where jobs' data and checkpoints may be: folders or URLs, separated by commas or as a JSON list; "

@@ -2,13 +2,14 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ray
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 
 from boost_core.messages import CheckpointReport
 from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, WorkerPlace
-from service.gang.ray_train.rank_worker import SETTINGS, CheckpointReporter, RankWorker
+from service.gang.ray_train.rank_worker import SETTINGS, RankWorker, report_checkpoint
 from tests.jobs import tiny_job
 
 
@@ -40,7 +41,7 @@ class Rank(RankWorker):
         os.environ.update(SETTINGS)
         RayTrainWorker.__init__(self)
         self._title, self._generations, self._owners = "rank", {}, {}
-        self._checkpoints, self._worker = CheckpointReporter(), Idle()
+        self._reporting, self._reported, self._worker = ThreadPoolExecutor(1), [], Idle()
 
     def where(self) -> WorkerPlace:
         runtime = ray.get_runtime_context()
@@ -52,7 +53,8 @@ class Rank(RankWorker):
 
     def save(self, step: int, folder: str) -> None:
         url = f"{folder}/step-{step:08d}"
-        self._checkpoints.report(CheckpointReport(step=step, url=url, bytes=1, seconds=0.0))
+        report = CheckpointReport(step=step, url=url, bytes=1, seconds=0.0)
+        self._reported.append(self._reporting.submit(report_checkpoint, report))
 
 
 def assigned(generation: int, rank: int = 0) -> Assignment:

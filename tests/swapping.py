@@ -8,8 +8,7 @@ from pathlib import Path
 
 from boost_core.config.storage import confine
 from boost_core.config.training import CorpusConfig, SourceConfig
-from boost_core.data.pipeline.build import Build
-from boost_core.data.pipeline.engine import Engine
+from boost_core.data.pipeline.build import Build, Engine
 
 PAUSES = (0.0002, 0.005, 0.1)  # seconds between two swaps: during one call, one file, or all files
 

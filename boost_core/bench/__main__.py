@@ -64,7 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
         _try_to_write(options.out if "out" in options else options.results)
         if options.benchmark == "job":
-            _job(options)
+            job = load_job(options.job)
+            if job.resources.gpus_per_worker:
+                raise ValueError(f"{job.name} is for GPUs, of which boost bench profile measures one")
+            # As many at once as train together here: they share the memory's bandwidth, and the slowest is waited for.
+            together = min(job.parallelism.world_size, int((os.cpu_count() or 1) / job.resources.cpus_per_worker)) or 1
+            with ProcessPoolExecutor(together, multiprocessing.get_context("spawn")) as processes:
+                slowest = max(processes.map(measure_job, [job] * together), key=lambda measured: measured.correction)
+            options.out.write_text(slowest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             return 0
         if wrong := _wrong(device):
             print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
@@ -155,17 +162,6 @@ def _profile(options: argparse.Namespace, device: torch.device) -> None:
     print_lines(f"written to {options.out}; use it with boost plan JOB.YAML --profile {options.out}")
 
 
-def _job(options: argparse.Namespace) -> None:
-    job = load_job(options.job)
-    if job.resources.gpus_per_worker:
-        raise ValueError(f"{job.name} is for GPUs, of which boost bench profile measures one")
-    # As many at once as train together here: they share the memory's bandwidth, and the slowest is waited for.
-    together = min(job.parallelism.world_size, int((os.cpu_count() or 1) / job.resources.cpus_per_worker)) or 1
-    with ProcessPoolExecutor(together, multiprocessing.get_context("spawn")) as processes:
-        slowest = max(processes.map(measure_job, [job] * together), key=lambda measured: measured.correction)
-    options.out.write_text(slowest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
 def _comm(options: argparse.Namespace, device: torch.device) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", dist.get_node_local_rank())
@@ -237,8 +233,7 @@ def _profile_at(path: Path) -> MeasuredProfile:
 
 def _add_links(path: Path, links: Mapping[str, MeasuredLink]) -> None:
     """Add measured links to a profile, by field."""
-    measured = _profile_at(path).model_copy(update=links)
-    path.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    path.write_text(_profile_at(path).model_copy(update=links).model_dump_json(indent=2) + "\n", encoding="utf-8")
     print_lines(f"added to {path}: {', '.join(links)}")
 
 
@@ -251,24 +246,13 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--tp", type=_count, help="tensor parallel ranks (default: as in BOOST's systems runs)")
     rank.add_argument("--family", choices=sorted({variant.family for variant in VARIANTS}))
     rank.add_argument("--strategy", choices=sorted({variant.parallelism["strategy"] for variant in VARIANTS}))
-    rank.add_argument(
-        "--micro-batch",
-        type=_count,
-        nargs="+",
-        default=[1, 4],
-        help="sequences per micro-batch; give several to compare them",
-    )
+    sequences = "sequences per micro-batch; give several to compare them"
+    rank.add_argument("--micro-batch", type=_count, nargs="+", default=[1, 4], help=sequences)
     rank.add_argument("--sequence", type=_count, default=4096, help="tokens per sequence")
     rank.add_argument("--layers", type=_count, help="decoder blocks (default: the preset's)")
     links = list(LINKS)
-    rank.add_argument(
-        "--interconnect",
-        choices=links,
-        nargs="+",
-        default=links,
-        metavar="LINK",
-        help=f"interconnects to model communication on, of {', '.join(links)} (default: all)",
-    )
+    among = f"interconnects to model communication on, of {', '.join(links)} (default: all)"
+    rank.add_argument("--interconnect", choices=links, nargs="+", default=links, metavar="LINK", help=among)
 
     kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")
     kernels.add_argument("--model", choices=PRESETS, default="7b")

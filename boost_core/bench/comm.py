@@ -8,10 +8,9 @@ group alone.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,8 +26,7 @@ _seconds = partial(wall_seconds, warm_calls=3, before=dist.barrier)  # all ranks
 _HIDDEN_BYTES = 16 << 20  # payload of the all-reduce that a product may hide
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """A level of the network: the ranks of a node, or those with the same place in each node.
 
     Attributes:
@@ -78,36 +76,27 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
     Returns:
         The link, fitted to rank 0's times on all ranks; and this rank's times.
     """
-    sizes, medians, rows = [], [], []
+    sizes, medians, rows = [1 << power for power in range(10, largest_bytes.bit_length(), 2)], [], []
     where = "" if level.name == "node" else f", {level.name}"
     among = f"among {level.ranks} ranks ({dist.get_backend()}){where}"
-    for size in _sizes(largest_bytes):
+    for size in sizes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        for name in _OPERATIONS:
+        for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"):
             call = partial(_run, payload, level.group, operation=name)
             seconds = _seconds(call, device, repeats)
             case = f"{name} of {size} bytes {among}"
-            rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
+            rows.append(Row("comm", case, "time", "s", *Spread.of(seconds)))
             if name == "all-reduce":
-                sizes.append(size)
                 median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
                 dist.broadcast(median, 0)  # so that all ranks arrive at the same link
                 medians.append(median.item())
                 if level.groups > 1:
                     alone = _seconds(call if level.first else lambda: None, device, repeats)
-                    rows.append(Row.spread("comm", f"{case}, one group alone", "time", "s", Spread.of(alone)))
+                    rows.append(Row("comm", f"{case}, one group alone", "time", "s", *Spread.of(alone)))
     link, case = fit(level.ranks, sizes, medians), f"all-reduce {among}"
     rows.append(Row.single("comm", case, "fitted α", "s", link.base_seconds))
     rows.append(Row.single("comm", case, "fitted β", "bytes/s", link.bytes_per_second))
     return link, rows
-
-
-def _sizes(largest_bytes: int) -> list[int]:
-    """Payloads from 1 KiB on, each four times the one before."""
-    return [1 << power for power in range(10, largest_bytes.bit_length(), 2)]
-
-
-_OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
 
 
 def _run(payload: torch.Tensor, group: dist.ProcessGroup, operation: str) -> None:
@@ -183,7 +172,8 @@ def symmetric_rows(
             memory.start(payload).wait()
 
         ways[name] = summed
-    sizes, rows, longest = _sizes(largest_bytes), [], {name: list[float]() for name in ways}
+    rows, longest = [], {name: list[float]() for name in ways}
+    sizes = [1 << power for power in range(10, largest_bytes.bit_length(), 2)]  # from 1 KiB on, as in ``comm_rows``
     for size in sizes:
         payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         for name, way in ways.items():
@@ -192,7 +182,7 @@ def symmetric_rows(
             dist.all_reduce(median, dist.ReduceOp.MAX)  # so that all ranks arrive at the same sizes
             longest[name].append(median.item())
             case = f"all-reduce of {size} bytes among {ranks} ranks (by {name})"
-            rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
+            rows.append(Row("comm", case, "time", "s", *Spread.of(seconds)))
     return faster_up_to(sizes, *longest.values()), rows
 
 
@@ -208,13 +198,11 @@ def faster_up_to(
         two_shots: Seconds of a sum in two.
     """
     times = list(zip(sizes, by_group, one_shot, two_shots, strict=True))
-    in_one = [size for size, group, one, two in takewhile(lambda each: each[2] <= min(each[1], each[3]), times)]
-    rest = takewhile(lambda each: each[3] < each[1], times[len(in_one) :])
-    in_two = [size for size, *_ in rest]
-    largest_in_one = in_one[-1] if in_one else 0
+    in_one = [size for size, *_ in takewhile(lambda each: each[2] <= min(each[1], each[3]), times)]
+    in_two = [size for size, *_ in takewhile(lambda each: each[3] < each[1], times[len(in_one) :])]
     if not in_one and not in_two:
         return None
-    return SymmetricMemoryConfig(one_shot_bytes=largest_in_one, two_shot_bytes=in_two[-1] if in_two else 0)
+    return SymmetricMemoryConfig(one_shot_bytes=max(in_one, default=0), two_shot_bytes=max(in_two, default=0))
 
 
 def hidden_share(one: float, other: float, both: float) -> float:

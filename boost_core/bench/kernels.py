@@ -6,7 +6,7 @@ Tests compare implementations on these cases at awkward sizes, the benchmark tim
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -29,8 +29,7 @@ EPSILON = 1e-5
 UPDATE = AdamWUpdate(learning_rate=1e-2, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, step=3)
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """One rank's sizes.
 
     Attributes:
@@ -60,31 +59,20 @@ class Sizes:
     @classmethod
     def of_model(cls, model: ModelConfig, tensor_parallel_size: int, sequences: int, positions: int) -> "Sizes":
         """Return one rank's sizes under btp; an optimizer update covers one block's largest factor."""
-        hidden, mlp = model.hidden_size // tensor_parallel_size, model.intermediate_size // tensor_parallel_size
-        return cls(
-            tokens=sequences * positions,
-            positions=positions,
-            hidden=hidden,
-            rank=model.bottleneck_rank,
-            mlp=mlp,
-            heads=model.num_attention_heads // tensor_parallel_size,
-            key_value_heads=model.key_value_heads // tensor_parallel_size,
-            head_size=model.head_size,
-            vocabulary=model.vocab_size // tensor_parallel_size,
-            weights=model.num_hidden_layers * 2 * mlp * model.bottleneck_rank,
-        )
+        split = model.hidden_size, model.intermediate_size, model.num_attention_heads, model.key_value_heads
+        hidden, mlp, heads, key_heads = (size // tensor_parallel_size for size in split)
+        rank, vocabulary = model.bottleneck_rank, model.vocab_size // tensor_parallel_size
+        tokens, weights = sequences * positions, model.num_hidden_layers * 2 * mlp * rank
+        return cls(tokens, positions, hidden, rank, mlp, heads, key_heads, model.head_size, vocabulary, weights)
 
 
 # One row; primes; a row that fills its block, and one that needs several blocks.
 AWKWARD = [
-    Sizes(*values)
-    for values in (
-        # tokens, positions, hidden, rank, mlp, heads, key_value_heads, head_size, vocabulary, weights
-        (1, 1, 1, 3, 1, 1, 1, 2, 1, 1),
-        (6, 3, 7, 5, 13, 3, 1, 6, 11, 97),
-        (4, 2, 64, 16, 32, 4, 2, 8, 128, 1024),
-        (5, 5, 97, 31, 1031, 3, 3, 10, 8209, 1031),
-    )
+    # tokens, positions, hidden, rank, mlp, heads, key_value_heads, head_size, vocabulary, weights
+    Sizes(1, 1, 1, 3, 1, 1, 1, 2, 1, 1),
+    Sizes(6, 3, 7, 5, 13, 3, 1, 6, 11, 97),
+    Sizes(4, 2, 64, 16, 32, 4, 2, 8, 128, 1024),
+    Sizes(5, 5, 97, 31, 1031, 3, 3, 10, 8209, 1031),
 ]
 
 
@@ -94,20 +82,20 @@ class Draw:
     Args:
         dtype: The compute type.
         device: Where they live.
+
+    Attributes:
+        device: As given.
+        generator: Draws them.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
-        self._generator = torch.Generator(device).manual_seed(0)
+        self._dtype, self.device = dtype, device
+        self.generator = torch.Generator(device).manual_seed(0)
 
     def normal(self, *shape: int, precise: bool = False) -> torch.Tensor:
         """Draw from a standard normal, in the compute type, or in at least fp32."""
-        values = torch.randn(shape, generator=self._generator, device=self._device)
+        values = torch.randn(shape, generator=self.generator, device=self.device)
         return values.to(torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
-
-    def ids(self, low: int, high: int, count: int) -> torch.Tensor:
-        """Draw integers from ``low`` to ``high − 1``."""
-        return torch.randint(low, high, (count,), generator=self._generator, device=self._device)
 
 
 @dataclass(frozen=True)
@@ -132,13 +120,10 @@ class Case:
 
 
 def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
-    """Yield all operations in all variants."""
-    yield from _on_residual_and_latents(sizes, draw)
-    yield from _on_heads_mlp_and_logits(sizes, draw)
-    yield from _on_weights_and_peers(sizes, draw)
+    """Yield all operations in all variants; of the tensors, only one group's are in memory at a time."""
+    inputs: Tensors
 
-
-def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    # On the residual and latents.
     x_Td, y_Td = draw.normal(sizes.tokens, sizes.hidden), draw.normal(sizes.tokens, sizes.hidden)
 
     def add(x_Td: torch.Tensor, y_Td: torch.Tensor | None = None) -> Tensors:
@@ -171,21 +156,21 @@ def _on_residual_and_latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
 
     crossing: Tensors = (h_Tc, crossed_gTr, scale_gr, shift_gr)
-    for name, arguments, activation in (
+    for name, inputs, activation in (
         ("", crossing, Activation.LINEAR),
         (", norm", (*crossing, squares_T), Activation.LINEAR),
         (", norm and SiLU", (*crossing, squares_T), Activation.SILU),
     ):
         yield Case(
-            f"lax_crossing{name}", arguments, tuple(range(len(arguments))),
+            f"lax_crossing{name}", inputs, tuple(range(len(inputs))),
             lambda h_Tc, crossed_gTr, scale_gr, shift_gr, s_T=None, activation=activation: (
                 lax_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation),
             ),
             h_Tc.nbytes * 3, h_Tc.nbytes * 5,
         )  # fmt: skip
+    del x_Td, y_Td, h_Tc, squares_T, crossed_gTr, scale_gr, shift_gr, crossing, inputs
 
-
-def _on_heads_mlp_and_logits(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    # On the MLP, heads and logits.
     both_gTf = draw.normal(2, sizes.tokens, sizes.mlp)
     one_bytes = both_gTf.nbytes // 2
     for name, activation in (("", Activation.LINEAR), (", SiLU", Activation.SILU)):
@@ -217,15 +202,16 @@ def _on_heads_mlp_and_logits(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 
     logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)
     # Half of the targets belong to other ranks, on either side.
-    target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
+    beyond, drawn = sizes.vocabulary // 2, draw.generator
+    target_c = torch.randint(-beyond, sizes.vocabulary + beyond, (sizes.tokens,), generator=drawn, device=draw.device)
     log_sum_c = logits_cV.double().logsumexp(dim=-1).to(torch.promote_types(logits_cV.dtype, torch.float32)) + 0.5
     dloss_c, dlog_sum_c = (draw.normal(sizes.tokens, precise=True) for _ in range(2))
     yield Case("cross_entropy, statistics", (logits_cV, target_c), (), row_statistics, logits_cV.nbytes)
     inputs = (logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)
     yield Case("cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), logits_cV.nbytes * 2)
+    del both_gTf, parts, angles_se, angles, variants, logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c, inputs
 
-
-def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    # On weights and peers' memory.
     master, gradient, first = (draw.normal(sizes.weights, precise=True) for _ in range(3))
     second, weight = draw.normal(sizes.weights, precise=True).square(), draw.normal(sizes.weights)
     clip = torch.full((1,), 0.25, dtype=master.dtype, device=master.device)
@@ -263,15 +249,14 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
                 weight_grd.nbytes + weight_grd.numel(),
             )  # fmt: skip
 
-    ranks, count, width = 3, 2, 4 * sizes.hidden
-    columns = count * sizes.rank
-    sent = tuple(
-        torch.cat([draw.normal(sizes.tokens * columns), width * draw.normal(sizes.tokens).square()])
-        for _ in range(ranks)
-    )
+    elements, ranks = sizes.tokens * count * sizes.rank, range(3)
+    of_ranks = ((draw.normal(elements), width * draw.normal(sizes.tokens).square()) for _ in ranks)
+    sent = tuple(torch.cat(latents_and_squares) for latents_and_squares in of_ranks)
 
-    def sum_all(*memory: torch.Tensor) -> Tensors:
-        out_n = torch.empty_like(memory[0])
+    def summed(*memory: torch.Tensor, computed: Epilogue | None = None, length: int | None = None) -> Tensors:
+        out_n = torch.empty_like(memory[0][:length])
+        if computed is not None:
+            return out_n, sum_of_latents(Peers.of(list(memory)), out_n, computed)
         symmetric_sum(Peers.of(list(memory)), out_n)
         return (out_n,)
 
@@ -280,7 +265,7 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         return memory
 
     read, one = sum(each.nbytes for each in sent), sent[0].nbytes
-    yield Case("symmetric_sum", sent, (), sum_all, read + one)
+    yield Case("symmetric_sum", sent, (), summed, read + one)
     yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
     for name, statistic, activation in (
         ("norm", True, Activation.LINEAR),
@@ -289,11 +274,7 @@ def _on_weights_and_peers(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     ):
         computed = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
         length = len(sent[0]) - (0 if statistic else sizes.tokens)
-
-        def latents(*memory: torch.Tensor, computed: Epilogue = computed, length: int = length) -> Tensors:
-            out_n = torch.empty_like(memory[0][:length])
-            return out_n, sum_of_latents(Peers.of(list(memory)), out_n, computed)
-
+        latents = partial(summed, computed=computed, length=length)
         yield Case(f"symmetric_sum, {name}", sent, (), latents, read + 2 * one)
 
 
@@ -325,15 +306,13 @@ def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int
                 least = case.forward_bytes if forward else case.backward_bytes
                 call: Callable[[], object] = partial(run, *case.inputs)
                 if not forward:
-                    inputs = list(case.inputs)
-                    leaves = [inputs[index].detach().requires_grad_() for index in case.differentiated]
-                    for index, leaf in zip(case.differentiated, leaves, strict=True):
-                        inputs[index] = leaf
+                    inputs = [each.detach() for each in case.inputs]
+                    leaves = [inputs[index].requires_grad_() for index in case.differentiated]
                     outputs = [output for output in run(*inputs) if output.requires_grad]
                     upstream = [torch.ones_like(output) for output in outputs]
                     call = partial(torch.autograd.grad, outputs, leaves, upstream, retain_graph=True, allow_unused=True)
                 spread = Spread.of(kernel_seconds(call, device, repeats))
-                yield Row.spread("kernels", case.name, f"{direction}, {name}", "s", spread)
+                yield Row("kernels", case.name, f"{direction}, {name}", "s", *spread)
                 share = least / bandwidth / spread.p50
                 yield Row.single("kernels", case.name, f"{direction}, {name}, of roofline", "share", share)
 
@@ -364,16 +343,18 @@ def disagreements(
     perturbed = list(exact)  # every number up or down by a few fp32 roundings
     for index, values in enumerate(exact):
         if values.is_floating_point():
-            signs = (
-                torch.linspace(0, values.numel(), values.numel(), dtype=values.dtype, device=values.device).cos().sign()
-            )
+            count = values.numel()
+            signs = torch.linspace(0, count, count, dtype=values.dtype, device=values.device).cos().sign()
             perturbed[index] = values * (1 + ROUNDINGS * torch.finfo(torch.float32).eps * signs.view(values.shape))
     truth = _results(case, "naive", tuple(exact))
     moved = _results(case, "naive", tuple(perturbed))
     problems = []
     for index, (value, reference, true, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
-        error = _relative_error(value, true)
-        limit = _relative_error(reference, true) + _relative_error(nearby, true) + torch.finfo(value.dtype).eps
+        right = true.double()  # for 8-bit numbers, which have no arithmetic
+        error, *explained = (
+            float((each.double() - right).norm() / right.norm()) for each in (value, reference, nearby)
+        )
+        limit = sum(explained) + torch.finfo(value.dtype).eps
         if not error <= limit:  # NaN is a disagreement, too
             problems.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
     return problems
@@ -393,10 +374,4 @@ def _results(case: Case, implementation: Implementation, inputs: Tensors) -> lis
                 values = (count * 0.7 + 1).sin().to(torch.bfloat16).to(output.dtype).view(output.shape)
                 upstream.append(values.mT.contiguous().mT if values.ndim > 1 else values)
             torch.autograd.backward(list(outputs), upstream)
-    gradients = (leaf.grad for leaf in leaves)
-    return list(chain(results, (gradient for gradient in gradients if gradient is not None)))
-
-
-def _relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
-    exact = truth.double()  # for 8-bit numbers, which have no arithmetic
-    return float((value.double() - exact).norm() / exact.norm())
+    return results + [leaf.grad for leaf in leaves if leaf.grad is not None]

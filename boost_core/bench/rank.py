@@ -38,8 +38,6 @@ from boost_core.train.step_graph import StepGraph
 
 # Where the time of a profiled step went.
 
-PARTS = ("gemm", "attention", "elementwise", "head", "optimizer", "unattributed")
-
 # Names of torch's operations on CPU, and of the kernels of cuBLAS, cuDNN and flash attention on a GPU.
 _ATTENTION = re.compile(r"attention|flash|fmha|sdpa", re.IGNORECASE)
 _GEMM = re.compile(r"gemm|cutlass|nvjet|xmma|cublas|split_?k|aten::(add|b|baddb)?mm|mkl", re.IGNORECASE)
@@ -52,37 +50,34 @@ def seconds_by_part(profile: Any) -> dict[str, float]:
         profile: A finished ``torch.profiler.profile``. Work on a GPU that is not linked to an operation is
             ``unattributed``; so is the time the CPU spent between operations.
     """
-    seconds = dict.fromkeys(PARTS, 0.0)
+    seconds = dict.fromkeys(("gemm", "attention", "elementwise", "head", "optimizer", "unattributed"), 0.0)
     events = profile.events()
     on_device = [event for event in events if event.device_type.name == "CUDA"]
     host = [event for event in events if event.device_type.name == "CPU"]
-    if not on_device:
-        for event in host:
-            seconds[_part(event, event.name)] += event.self_cpu_time_total / 1e6
-        return seconds
-    for event in host:
-        for kernel in event.kernels:
-            seconds[_part(event, kernel.name)] += kernel.duration / 1e6
-    total = sum(event.time_range.elapsed_us() for event in on_device if not event.is_user_annotation) / 1e6
-    seconds["unattributed"] += max(0.0, total - sum(seconds.values()))
+    work = [(event, event.name, event.self_cpu_time_total) for event in host]  # under the operation's own name
+    if on_device:
+        work = [(event, kernel.name, kernel.duration) for event in host for kernel in event.kernels]
+    for event, name, microseconds in work:
+        around, ancestor = [], event
+        while ancestor is not None:
+            around.append(ancestor.name)
+            ancestor = ancestor.cpu_parent
+        part = "elementwise"
+        if any("_HeadLoss" in each for each in around):
+            part = "head"
+        elif "optimizer" in around:
+            part = "optimizer"
+        elif _ATTENTION.search(name) or any("attention" in each for each in around):
+            part = "attention"
+        elif _GEMM.search(name):
+            part = "gemm"
+        elif event.name == name and not name.startswith("aten::"):
+            part = "unattributed"
+        seconds[part] += microseconds / 1e6
+    if on_device:
+        total = sum(event.time_range.elapsed_us() for event in on_device if not event.is_user_annotation) / 1e6
+        seconds["unattributed"] += max(0.0, total - sum(seconds.values()))
     return seconds
-
-
-def _part(event: Any, name: str) -> str:
-    """Return the part that an operation's work under a name belongs to: a kernel's name, or its own."""
-    around, ancestor = [], event
-    while ancestor is not None:
-        around.append(ancestor.name)
-        ancestor = ancestor.cpu_parent
-    if any("_HeadLoss" in each for each in around):
-        return "head"
-    if "optimizer" in around:
-        return "optimizer"
-    if _ATTENTION.search(name) or any("attention" in each for each in around):
-        return "attention"
-    if _GEMM.search(name):
-        return "gemm"
-    return "unattributed" if event.name == name and not name.startswith("aten::") else "elementwise"
 
 
 logger = logging.getLogger(__name__)
@@ -120,11 +115,9 @@ class RunShape:
     vocab_size: int = 32_000
 
     def __str__(self) -> str:
+        batch = f"micro-batch {self.micro_batch_size} × {self.sequence_length}"
         blocks = "" if self.layers is None else f", {self.layers} layers"
-        return (
-            f"{self.model} tp {self.tensor_parallel_size}, micro-batch {self.micro_batch_size} × "
-            f"{self.sequence_length}{blocks}"
-        )
+        return f"{self.model} tp {self.tensor_parallel_size}, {batch}{blocks}"
 
     def job(self, variant: Variant, device: torch.device) -> JobSpec:
         """Return the job whose rank 0 is timed.
@@ -135,22 +128,14 @@ class RunShape:
         model = {"preset": self.model, "family": variant.family, "vocab_size": self.vocab_size}
         if self.layers is not None:
             model["num_hidden_layers"] = self.layers
-        on_gpu = "fp8" if variant.fp8 else "bf16"
-        return JobSpec.model_validate(
-            {
-                "name": "bench",
-                "model": model,
-                "parallelism": {"tensor_parallel_size": self.tensor_parallel_size, **variant.parallelism},
-                "training": {
-                    "steps": 1_000_000,
-                    "sequence_length": self.sequence_length,
-                    "global_batch_size": self.micro_batch_size,
-                    "micro_batch_size": self.micro_batch_size,
-                    "precision": on_gpu if device.type == "cuda" else "fp32",
-                },
-                "resources": {"gpus_per_worker": int(device.type == "cuda")},
-            }
-        )
+        parallelism = {"tensor_parallel_size": self.tensor_parallel_size, **variant.parallelism}
+        batch = dict.fromkeys(("global_batch_size", "micro_batch_size"), self.micro_batch_size)
+        training = {"steps": 1_000_000, "sequence_length": self.sequence_length, "precision": "fp32", **batch}
+        if device.type == "cuda":
+            training["precision"] = "fp8" if variant.fp8 else "bf16"
+        resources = {"gpus_per_worker": int(device.type == "cuda")}
+        parts = {"model": model, "parallelism": parallelism, "training": training, "resources": resources}
+        return JobSpec.model_validate({"name": "bench", **parts})
 
 
 def rank_rows(
@@ -182,24 +167,18 @@ def rank_rows(
 
 
 def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repeats: int) -> float:
-    """Return the time that each block adds to a step, from steps with few and with more blocks."""
+    """Return the time that each block adds to a step, from steps with few and with more blocks, not captured."""
     few, more = 2, 4
     seconds = []
     for layers in (few, more):
         with alone(shape.tensor_parallel_size):
-            step = uncaptured_step(replace(shape, layers=layers, vocab_size=_FEW_WORDS), variant, device)
+            step, _, graph = _step(replace(shape, layers=layers, vocab_size=_FEW_WORDS), variant, device)
+            if graph is not None:
+                graph.release("it is to be launched kernel by kernel")
             for _ in range(_WARM_STEPS):
                 step()
             seconds.append(statistics.median(wall_seconds(step, device, repeats)))
     return (seconds[1] - seconds[0]) / (more - few)
-
-
-def uncaptured_step(shape: RunShape, variant: Variant, device: torch.device) -> Callable[[], None]:
-    """Return a variant's training step whose kernels are launched one by one; call it while ``alone``."""
-    step, _, graph = _step(shape, variant, device)
-    if graph is not None:
-        graph.release("it is to be launched kernel by kernel")
-    return step
 
 
 def _sum_flops(_sum: torch.Size, x_shape: torch.Size, dy_shape: torch.Size, *_: Any, **__: Any) -> int:
@@ -213,13 +192,13 @@ def _measured(
     for _ in range(_WARM_STEPS):
         step()
     seconds = Spread.of(wall_seconds(step, device, steps))
-    yield Row.spread("rank", case, "step", "s", seconds)
+    yield Row("rank", case, "step", "s", *seconds)
     yield Row.single("rank", case, f"attention by {attention_backend(shape.job(variant, device), device)}", "count", 1)
     if device.type == "cuda" and graph is not None and graph.obstacle is not None:
         logger.warning("%s: steps are not captured as a CUDA graph: %s", case, graph.obstacle)
     if graph is not None and graph.obstacle is None:
         graph.release("a replayed step does not report its operations and their memory")
-        yield Row.spread("rank", case, "step, not captured", "s", Spread.of(wall_seconds(step, device, steps)))
+        yield Row("rank", case, "step, not captured", "s", *Spread.of(wall_seconds(step, device, steps)))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()
@@ -228,9 +207,8 @@ def _measured(
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with profile(activities=activities) as profiled:
         step()
-    parts = seconds_by_part(profiled)
-    for part in PARTS:
-        yield Row.single("rank", case, part, "s", parts[part])
+    for part, part_seconds in seconds_by_part(profiled).items():
+        yield Row.single("rank", case, part, "s", part_seconds)
     if device.type == "cuda":  # of kernels and copies
         launches = sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in profiled.events())
         yield Row.single("rank", case, "launches", "count", launches)

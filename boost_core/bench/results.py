@@ -7,10 +7,11 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +24,7 @@ _AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the 
 _FLUSHED_BYTES = 256 << 20  # more than any GPU's last-level cache holds
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Percentiles of repeated measurements."""
 
     p20: float
@@ -89,8 +89,7 @@ def memory_bandwidth(device: torch.device) -> float:
     """Return the bytes per second of a large copy, counting reads and writes."""
     source = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device).zero_()
     target = torch.empty_like(source)
-    seconds = kernel_seconds(lambda: target.copy_(source), device, repeats=10)
-    return 2 * source.numel() / statistics.median(seconds)
+    return 2 * source.numel() / statistics.median(kernel_seconds(lambda: target.copy_(source), device, repeats=10))
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
@@ -139,16 +138,13 @@ class Environment:
             name = torch.cuda.get_device_name(device)
         commit = _ARCHIVED.read_text().strip()
         if commit.startswith("$Format"):
-            git = ["git", "describe", "--always", "--dirty"]
-            try:
+            git, commit = ["git", "describe", "--always", "--dirty"], "unknown"
+            with suppress(OSError):
                 result = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent)
-                commit = result.stdout.strip() or "unknown"
-            except OSError:
-                commit = "unknown"
-        try:
+                commit = result.stdout.strip() or commit
+        triton = ""
+        with suppress(PackageNotFoundError):
             triton = version("triton")
-        except PackageNotFoundError:
-            triton = ""
         return cls(commit, name, torch.__version__, triton)
 
 
@@ -173,11 +169,6 @@ class Row:
     p20: float
     p50: float
     p80: float
-
-    @classmethod
-    def spread(cls, benchmark: str, case: str, quantity: str, unit: str, values: Spread) -> "Row":
-        """Make a row from several measurements."""
-        return cls(benchmark, case, quantity, unit, values.p20, values.p50, values.p80)
 
     @classmethod
     def single(cls, benchmark: str, case: str, quantity: str, unit: str, value: float) -> "Row":

@@ -26,11 +26,10 @@ import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 
@@ -111,6 +110,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 COMMITTED = "committed"
+_COMMITS = {MANIFEST, COMMITTED}  # a step with either file has been committed
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
 _LARGEST_MANIFEST_BYTES = 16 * 2**20  # enough for 65,536 files in a checkpoint, with room to spare
@@ -118,15 +118,13 @@ _LARGEST_MANIFEST_BYTES = 16 * 2**20  # enough for 65,536 files in a checkpoint,
 # up to three times as long, and an entry for each file.
 _MANIFEST_BYTES, _ENTRY_BYTES = 4 * 2**20, 128
 _FILE = re.compile(r"/(step-\d+)/([^/]+)")
-_PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
 
 class CheckpointPinned(ValueError):
     """A checkpoint is pinned and must not be removed."""
 
 
-@dataclass(frozen=True)
-class StoredCheckpoint:
+class StoredCheckpoint(NamedTuple):
     """A committed checkpoint, as far as its manifest and its files' sizes tell.
 
     Attributes:
@@ -156,9 +154,7 @@ class CheckpointFolder:
         is_local: Whether the folder is on a local disk.
     """
 
-    def __init__(
-        self, url: str, storage_options: StorageOptions | None = None, deadline: float = math.inf
-    ) -> None:  # fmt: skip
+    def __init__(self, url: str, storage_options: StorageOptions | None = None, deadline: float = math.inf) -> None:
         self.url, self._deadline = url.rstrip("/"), deadline
         self.storage_options = options_at(self.url, storage_options)
         self._filesystem, self._path = fsspec.url_to_fs(self.url, **self.storage_options)
@@ -170,7 +166,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Steps whose checkpoint has been committed, ascending, whether or not it is intact."""
-        return sorted(self._committed())
+        return sorted(step for step, files in self._found().items() if files.keys() & _COMMITS)
 
     def checkpoints(self) -> Iterator[StoredCheckpoint]:
         """Yield all committed checkpoints, newest first; each is examined only when reached.
@@ -178,14 +174,12 @@ class CheckpointFolder:
         Raises:
             TimeoutError: Nobody waits any more.
         """
-        for step, sizes in sorted(self._committed().items(), reverse=True):
+        committed = {step: sizes for step, sizes in self._found().items() if sizes.keys() & _COMMITS}
+        for step, sizes in sorted(committed.items(), reverse=True):
             if time.monotonic() > self._deadline:
                 raise TimeoutError(f"looking at the checkpoints in {self.url} took too long")
-            try:
-                checkpoint = self.checkpoint(step, sizes)
-            except FileNotFoundError:  # removed meanwhile
-                continue
-            yield checkpoint
+            with suppress(FileNotFoundError):  # removed meanwhile
+                yield self.checkpoint(step, sizes)
 
     def newest_intact(self) -> int | None:
         """The newest step whose checkpoint looks intact, from which a job would resume."""
@@ -220,8 +214,7 @@ class CheckpointFolder:
             paths = self._filesystem.ls(f"{self._path}/{PINS}", detail=False)
         except FileNotFoundError:
             return set()
-        names = (match.group(1) for path in paths if (match := _PINNED.search(path)))
-        return {step for name in names if (step := step_named(name)) is not None}
+        return {step for path in paths if (step := step_named(path.rpartition("/")[2])) is not None}
 
     def manifest(self, step: int, most_bytes: int = _LARGEST_MANIFEST_BYTES) -> Manifest:
         """The manifest of a committed checkpoint; one of more bytes counts as damaged.
@@ -313,22 +306,19 @@ class CheckpointFolder:
                         size, checksum = size + len(block), zlib.crc32(block, checksum)
             except FileNotFoundError:
                 problems.append(f"{path} is missing")
-                continue
             except Unreadable as error:
                 problems.append(str(error))
-                continue
             except OSError as error:
                 problems.append(str(self._unreadable(path, error)))
-                continue
-            if wrong := manifest.files[name].difference(size, checksum):
-                problems.append(f"{path} {wrong}")
-            elif name == INDEX:
-                try:
-                    missing = files_named(self._filesystem.cat_file(path)) - manifest.files.keys()
-                except ValueError as error:
-                    problems.append(f"{path} {error}")
-                else:
-                    problems += [f"{path} names {min(missing)}, which is not in the manifest"] if missing else []
+            else:
+                if wrong := manifest.files[name].difference(size, checksum):
+                    problems.append(f"{path} {wrong}")
+                elif name == INDEX:
+                    try:
+                        if missing := files_named(self._filesystem.cat_file(path)) - manifest.files.keys():
+                            problems.append(f"{path} names {min(missing)}, which is not in the manifest")
+                    except ValueError as error:
+                        problems.append(f"{path} {error}")
         return problems
 
     def _unlisted(self, step: int, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
@@ -416,12 +406,12 @@ class CheckpointFolder:
         """
         found = self._found()
         for step, files in found.items():
-            if newest is not None and step < newest and any(files.values()) and not _is_committed(files):
+            if newest is not None and step < newest and any(files.values()) and not files.keys() & _COMMITS:
                 try:
                     self._clear(step)
                 except OSError as error:  # retention does not depend on it
                     logger.warning("what a save has left of %s cannot be removed: %s", self.step_url(step), error)
-        steps = sorted(step for step, files in found.items() if _is_committed(files))
+        steps = sorted(step for step, files in found.items() if files.keys() & _COMMITS)
         if keep_last is None or len(steps) <= keep_last:
             return []
         # The damaged ones among the newest, down to the ``keep_last``-th intact one.
@@ -488,10 +478,6 @@ class CheckpointFolder:
             os.fsync(stream.fileno())
         self._filesystem.mv(temporary, path)
 
-    def _committed(self) -> dict[int, dict[str, int]]:
-        """File sizes by name of each committed step."""
-        return {step: files for step, files in self._found().items() if _is_committed(files)}
-
     def _found(self) -> dict[int, dict[str, int]]:
         """File sizes by name of each step, committed or not."""
         if self.is_local:  # where fsspec's listing would leave out symbolic links, and folders that cannot be listed
@@ -499,8 +485,13 @@ class CheckpointFolder:
                 names = [entry.name for entry in self._filesystem.entries(self._path)]
             except (FileNotFoundError, NotADirectoryError):
                 return {}
-            steps = [step for name in names if (step := step_named(name)) is not None]
-            return {step: self._sizes(step) for step in steps if not self._leads_nowhere(step)}
+            found = {}
+            for step in [step for name in names if (step := step_named(name)) is not None]:
+                path = f"{self._path}/{_name(step)}"
+                # Left out: a symbolic link that is broken, or leads to where it may not be followed.
+                if not self._is_link(step) or (Path(path).exists() and self._filesystem.allows(path)):
+                    found[step] = self._sizes(step)
+            return found
         sizes: dict[str, dict[str, int]] = {}
         # An object store needs one flat listing, where a pattern would take one per step.
         for path, entry in self._filesystem.find(self._path, detail=True).items():
@@ -510,11 +501,6 @@ class CheckpointFolder:
 
     def _is_link(self, step: int) -> bool:
         return self.is_local and Path(f"{self._path}/{_name(step)}").is_symlink()
-
-    def _leads_nowhere(self, step: int) -> bool:
-        """Whether a step's folder is a symbolic link that is broken, or leads to where it may not be followed."""
-        path = f"{self._path}/{_name(step)}"
-        return self._is_link(step) and not (Path(path).exists() and self._filesystem.allows(path))
 
     def _sizes(self, step: int) -> dict[str, int]:
         """File sizes of a step by name."""
@@ -532,10 +518,6 @@ class CheckpointFolder:
 
     def _file(self, step: int, name: str) -> str:
         return f"{self._path}/{_name(step)}/{name}"
-
-
-def _is_committed(files: Mapping[str, int]) -> bool:
-    return MANIFEST in files or COMMITTED in files
 
 
 def _name(step: int) -> str:
@@ -575,6 +557,7 @@ def step_named(name: str) -> int | None:
 
 # The facts about a model that may be others where only its weights are kept: how far they see, and not what they are.
 _CONTEXT = frozenset({"rope_theta", "rope_scaling", "sliding_window"})
+_FROM_WEIGHTS = "start from the weights alone: checkpoint.weights_from"
 
 
 class UnfitOrigin(UnfitField):
@@ -584,8 +567,7 @@ class UnfitOrigin(UnfitField):
         return f"{self.field}: {self.message}"
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a job starts while it has no checkpoint of its own.
 
     Attributes:
@@ -614,9 +596,8 @@ class Origin:
         if checkpoint.origin is None:
             return None
         field, url = checkpoint.origin
-        return cls(
-            f"checkpoint.{field}", *located(url, storage_options, deadline), weights_only=field == "weights_from"
-        )
+        folder, step = located(url, storage_options, deadline)
+        return cls(f"checkpoint.{field}", folder, step, weights_only=field == "weights_from")
 
     def checkpoints(self) -> Iterator[StoredCheckpoint]:
         """Yield the checkpoints that a job may start from, newest first; each is examined only when reached."""
@@ -648,7 +629,7 @@ class Origin:
         if different:
             advice = "use the same model, or another checkpoint"
             if different.keys() <= _CONTEXT:
-                advice = "to change it, start from the weights alone: checkpoint.weights_from"
+                advice = f"to change it, {_FROM_WEIGHTS}"
             problem = f"the checkpoint at {url} is of another model: {', '.join(different.values())}; {advice}"
             raise UnfitOrigin(self.field, problem)
         if self.weights_only:
@@ -657,16 +638,14 @@ class Origin:
         if manifest.step >= steps:
             problem = (
                 f"{self.field} is at step {manifest.step} ({url}), which leaves nothing to train of "
-                f"training.steps={steps}; set training.steps above {manifest.step}, or start from the weights alone: "
-                "checkpoint.weights_from"
+                f"training.steps={steps}; set training.steps above {manifest.step}, or {_FROM_WEIGHTS}"
             )
             raise UnfitOrigin("training.steps", problem)
         theirs = manifest.job.get("optimizer") or {}
         if theirs.get("kind") == "muon" and spec.optimizer.kind != "muon":
             problem = (
                 f"the checkpoint at {url} is of optimizer.kind=muon, which keeps one moment of each low-rank factor, "
-                f"and {spec.optimizer.kind} needs two; use muon, or start from the weights alone: "
-                "checkpoint.weights_from"
+                f"and {spec.optimizer.kind} needs two; use muon, or {_FROM_WEIGHTS}"
             )
             raise UnfitOrigin("optimizer.kind", problem)
         # Steps that the checkpoint's moments are of, and that the job would correct their bias for.
@@ -678,7 +657,7 @@ class Origin:
             problem = (
                 f"the moments at {url} are of {there}, and this optimizer would take them for those of {here}, since "
                 "LORO's start from zero after each exact step; use the same optimizer.kind and exact_every_steps, or "
-                "start from the weights alone: checkpoint.weights_from"
+                f"{_FROM_WEIGHTS}"
             )
             raise UnfitOrigin("optimizer.kind", problem)
 

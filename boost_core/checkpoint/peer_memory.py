@@ -15,13 +15,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import metadata as descriptions
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from boost_core.checkpoint.resharding import LoadChunks
@@ -119,9 +114,8 @@ class SnapshotStore:
                 snapshot, self._held_until = self._held, time.monotonic() + HOLD_SECONDS
             else:
                 snapshot = self._snapshots[key]
-        tensors = {
-            (box.name, box.offsets): tensor for box, tensor in zip(snapshot.index.boxes, snapshot.tensors, strict=True)
-        }
+        boxes = [(box.name, box.offsets) for box in snapshot.index.boxes]
+        tensors = dict(zip(boxes, snapshot.tensors, strict=True))
         parts = []
         for region in regions:
             box = tuple(slice(begin, begin + size) for begin, size in zip(region.begin, region.lengths, strict=True))
@@ -156,26 +150,23 @@ class PeerCopies:
         if self._to != self._rank:
             if self._boxes is None:
                 message = torch.frombuffer(bytearray(_BOXES.dump_json(snapshot.index.boxes)), dtype=torch.uint8)
-                length = self._swap(torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64))
-                received = self._swap(message, torch.empty(int(length.item()), dtype=torch.uint8))
+                (length,) = self._swap([torch.tensor([len(message)])], [torch.zeros(1, dtype=torch.int64)])
+                (received,) = self._swap([message], [torch.empty(int(length.item()), dtype=torch.uint8)])
                 self._boxes = _BOXES.validate_json(received.numpy().tobytes())
-            sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in snapshot.tensors]
-            copies = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
-            for tensor in copies:
-                dist.recv(tensor, group=self._ranks, group_src=self._of)
-            for work in sending:
-                if work is not None:
-                    work.wait()
+            empty = [torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes]
+            copies = tuple(self._swap(snapshot.tensors, empty))
             key = replace(snapshot.index.key, rank=self._of)
             self._snapshots.put(Snapshot(replace(snapshot.index, key=key, boxes=self._boxes), copies))
         dist.barrier(self._ranks)
         self._snapshots.keep_only(snapshot.index.key.generation, snapshot.index.key.step)
 
-    def _swap(self, message: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
-        sending = dist.isend(message, group=self._ranks, group_dst=self._to)
-        dist.recv(received, group=self._ranks, group_src=self._of)
-        if sending is not None:
-            sending.wait()
+    def _swap(self, messages: Sequence[torch.Tensor], received: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Send tensors to one peer while ``received`` is filled by the other, and return it."""
+        sending = [dist.isend(message, group=self._ranks, group_dst=self._to) for message in messages]
+        for tensor in received:
+            dist.recv(tensor, group=self._ranks, group_src=self._of)
+        for work in filter(None, sending):
+            work.wait()
         return received
 
 
@@ -190,7 +181,7 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
     Raises:
         StateLost: Raised on all ranks if any of them fails, for example because an owner is gone.
     """
-    metadata, keys = Metadata({}), dict[MetadataIndex, SnapshotKey]()
+    stored, keys = dict[str, TensorStorageMetadata](), dict[MetadataIndex, SnapshotKey]()
     failure: Exception | None = None
     try:
         for part in state.parts:
@@ -199,25 +190,19 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
                 if index in keys:  # of several ranks that have a box, the first is read; all ranks choose the same
                     continue
                 keys[index] = part.key
-                kind = TensorProperties(getattr(torch, box.dtype))
-                of_tensor = TensorStorageMetadata(kind, torch.Size(box.shape), [])
-                stored = metadata.state_dict_metadata.setdefault(box.name, of_tensor)
-                cast(TensorStorageMetadata, stored).chunks.append(
-                    ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-                )
+                kind = descriptions.TensorProperties(getattr(torch, box.dtype))
+                of_tensor = stored.setdefault(box.name, TensorStorageMetadata(kind, torch.Size(box.shape), []))
+                of_tensor.chunks.append(ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)))
         planner = LoadChunks(chunks)
-        planner.set_up_planner({}, metadata)
+        planner.set_up_planner({}, Metadata({**stored}))
         requested: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
         for item in planner.create_local_plan().items:
             requested[keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
         for key, items in requested.items():  # one request per owner's snapshot
-            regions = [
-                Region(
-                    item.storage_index.fqn, tuple(cast(torch.Size, item.storage_index.offset)),
-                    tuple(item.storage_offsets), tuple(item.lengths),
-                )
-                for item in items
-            ]  # fmt: skip
+            regions = []
+            for item in items:
+                name, offsets = item.storage_index.fqn, cast(torch.Size, item.storage_index.offset)
+                regions.append(Region(name, tuple(offsets), tuple(item.storage_offsets), tuple(item.lengths)))
             for item, tensor in zip(items, fetch(state.owners[key], key, regions), strict=True):
                 planner.resolve_tensor(item).copy_(tensor)
     except Exception as error:  # what fetches raises types of its own

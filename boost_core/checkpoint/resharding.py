@@ -60,14 +60,11 @@ class LoadChunks(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """The part of a chunk that an item fills."""
+        """The part of a chunk that an item fills, as a view, so that nothing is left to commit."""
         part = self._chunks[read_item.dest_index].tensor
         for axis, (begin, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             part = part.narrow(axis, begin, length)
         return part
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing, because the tensor is a view."""
 
 
 # Reading checkpoints that may come from untrusted sources.
@@ -334,11 +331,6 @@ def _problems_of_all_ranks(examine: Callable[[], list[str]]) -> list[str]:
     if (problems := of_all_ranks(problems)) or not failures:
         return problems
     raise CheckpointUnreadable(failures[0])
-
-
-def load_whole(folder: CheckpointFolder, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-    """``load_alone`` for whole tensors."""
-    load_alone(folder, manifest, LoadChunks(Chunk.whole(*each) for each in tensors.items()))
 
 
 def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks) -> None:

@@ -8,8 +8,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,7 @@ RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to write a checkp
 Checksums = dict[str, int]
 
 
-@dataclass(frozen=True)
-class SaveRequest:
+class SaveRequest(NamedTuple):
     """How to write a copy to the store.
 
     Attributes:
@@ -44,8 +44,7 @@ class SaveRequest:
     read_back: bool = False
 
 
-@dataclass(frozen=True)
-class SaveOutcome:
+class SaveOutcome(NamedTuple):
     """The outcome of handling a copy of the state, the same on all ranks.
 
     Attributes:
@@ -205,10 +204,9 @@ class Saver:
                 return -1, None
             try:
                 on_first_rank(self._before_save, self._ranks)
-                least, newest = checkpoint.unless_newest_is, None
                 stored: tuple[int, Manifest | None] | None = None
-                if least is not None:
-                    newest = on_first_rank(self._folder.newest_intact, self._ranks)
+                least = checkpoint.unless_newest_is
+                newest = None if least is None else on_first_rank(self._folder.newest_intact, self._ranks)
                 if least is not None and newest is not None and newest >= least:
                     try:
                         manifest = None

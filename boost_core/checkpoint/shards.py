@@ -126,13 +126,8 @@ class ChecksummingWriter(FsspecWriter):
     def __init__(self, path: str, sync_files: bool, single_file: bool, **storage_options: Any) -> None:
         super().__init__(path, single_file_per_rank=single_file, sync_files=sync_files)
         self._summing = cast(Any, _Checksumming())
+        self.checksums: dict[str, int] = self._summing.checksums
         self.fs, self.path = self._summing, self._summing.init_path(path, **storage_options)
-
-    @property
-    def checksums(self) -> dict[str, int]:
-        """CRC-32 by file name."""
-        # torch renames its index into place once it is complete.
-        return {name.removesuffix(".tmp"): checksum for name, checksum in self._summing.checksums.items()}
 
     def write_data(self, *arguments: Any, **named: Any) -> Any:
         """Write this rank's shard.
@@ -179,7 +174,8 @@ class _Checksumming(FileSystem):
                 yield summed
             finally:
                 self._refusal = self._refusal or summed.refusal
-        self.checksums[PurePosixPath(os.fspath(path)).name] = summed.checksum
+        # torch renames its index into place once it is complete.
+        self.checksums[PurePosixPath(os.fspath(path)).name.removesuffix(".tmp")] = summed.checksum
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         filesystem = cast(AbstractFileSystem, self.fs)
@@ -323,25 +319,3 @@ def of_all_ranks(items: Iterable[Result], ranks: dist.ProcessGroup | None = None
     gathered: list[list[Result]] = [[]] * dist.get_world_size()
     dist.all_gather_object(gathered, list(items), group=ranks)
     return [each for of_rank in gathered for each in of_rank]
-
-
-def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) -> dict[str, int]:
-    """``save_chunks`` for a planner's chunks, in a single process; each is created on demand and freed once written.
-
-    Each chunk has its own file, because torch keeps all tensors of a file until it is complete.
-
-    Raises:
-        ValueError: Raised by the planner while it created a chunk.
-        OSError: The store does not accept them.
-    """
-    folder.prepare(step)
-    url = folder.step_url(step)
-    writer = ChecksummingWriter(url, folder.is_local, single_file=False, **folder.storage_options)
-    try:
-        save({}, storage_writer=writer, planner=planner, no_dist=True)
-    except CheckpointException as failure:  # not a subclass of Exception
-        cause, _ = next(iter(failure.failures.values()))
-        if isinstance(cause.__cause__, ValueError):
-            raise cause.__cause__ from failure
-        raise OSError(f"{url} cannot be written: {in_words(cause)}") from failure
-    return writer.checksums

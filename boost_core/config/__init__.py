@@ -6,37 +6,22 @@ the API can check jobs without it.
 """
 
 import boost_core.config.storage  # noqa: F401  # fsspec opens disks and stores by it, whichever module opens them
-from boost_core.config.job import CheckpointConfig, FaultToleranceConfig, JobSpec, ResourcesConfig, load_job
+from boost_core.config.job import FaultToleranceConfig, JobSpec, load_job
 from boost_core.config.model import Activation, ModelConfig
 from boost_core.config.parallelism import DataParallelRange, ElasticityConfig, Layout, ParallelismConfig, RecomputeMode
-from boost_core.config.training import (
-    DataConfig,
-    LoroConfig,
-    MuonConfig,
-    OptimizerConfig,
-    SourceConfig,
-    TrainingConfig,
-    WeightedSource,
-)
+from boost_core.config.training import DataConfig, SourceConfig
 
 __all__ = [
     "Activation",
-    "CheckpointConfig",
     "DataConfig",
     "DataParallelRange",
     "ElasticityConfig",
     "FaultToleranceConfig",
     "JobSpec",
     "Layout",
-    "LoroConfig",
     "ModelConfig",
-    "MuonConfig",
-    "OptimizerConfig",
     "ParallelismConfig",
     "RecomputeMode",
-    "ResourcesConfig",
     "SourceConfig",
-    "TrainingConfig",
-    "WeightedSource",
     "load_job",
 ]

@@ -21,13 +21,10 @@ from typing import Annotated, Any, get_args, get_origin
 import yaml
 from annotated_types import MaxLen
 from pydantic import (
-    AfterValidator,
     AwareDatetime,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -158,9 +155,9 @@ Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL
 
 
 class Frozen(BaseModel):
-    """An immutable model that refuses unknown fields. The text of its errors shows no values."""
+    """An immutable model that refuses unknown fields. The text of its errors shows no values, nor fields' old names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, loc_by_alias=False)
 
 
 class Config(Frozen):
@@ -258,18 +255,13 @@ def counted(number: int, noun: str) -> str:
 
 def raise_problems(title: str, problems: list[FieldProblem]) -> None:
     """Raise one ``ValidationError`` that names every field at fault; do nothing if there are no problems."""
-    if not problems:
-        return
-    details = [
-        InitErrorDetails(
-            # The message is passed as a context value so that braces in it are left alone.
-            type=PydanticCustomError("illegal_value", "{problem}", {"problem": problem.message}),
-            loc=problem.field,
-            input=problem.value,
-        )
-        for problem in problems
-    ]
-    raise ValidationError.from_exception_data(title, details, hide_input=True)
+    details = list[InitErrorDetails]()
+    for each in problems:
+        # The message is passed as a context value so that braces in it are left alone.
+        error = PydanticCustomError("illegal_value", "{problem}", {"problem": each.message})
+        details.append(InitErrorDetails(type=error, loc=each.field, input=each.value))
+    if details:
+        raise ValidationError.from_exception_data(title, details, hide_input=True)
 
 
 def spelled(words: str) -> WrapValidator:
@@ -295,7 +287,7 @@ def spelled(words: str) -> WrapValidator:
 
 ResourceName = Annotated[
     str,
-    StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
+    Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
     spelled("lower-case letters, digits and hyphens, at most 63, not starting with a hyphen"),
 ]
 
@@ -352,23 +344,21 @@ def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
 # A point in time as given in requests.
 
 
-def _no_number(value: Any) -> Any:
+_FIRST_YEAR, _LAST_YEAR = 1900, 9000
+
+
+def _in_utc(value: Any, handler: ValidatorFunctionWrapHandler) -> datetime:
     # pydantic reads numbers as seconds or milliseconds since 1970, depending on their size.
     if isinstance(value, int | float) or (isinstance(value, str) and value.lstrip("+-").replace(".", "", 1).isdigit()):
         raise PydanticKnownError("datetime_type")
-    return value
-
-
-def _in_utc(value: datetime) -> datetime:
+    time: datetime = handler(value)
     # At the ends of the calendar, the time cannot be converted to the other zones that databases and people use.
-    if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
+    if not _FIRST_YEAR <= time.year <= _LAST_YEAR:
         raise ValueError(f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}")
-    return value.astimezone(UTC)
+    return time.astimezone(UTC)
 
 
-_FIRST_YEAR, _LAST_YEAR = 1900, 9000
-
-Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_in_utc)]  # RFC 3339, with its zone
+Moment = Annotated[AwareDatetime, WrapValidator(_in_utc)]  # RFC 3339, with its zone
 
 
 # YAML.
@@ -446,25 +436,20 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in written:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"duplicate field {key.value[:100]!r}; remove one", key.start_mark
-                    )
+                    problem = f"duplicate field {key.value[:100]!r}; remove one"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 written.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
-
-
-for _name, (_pattern, _first) in _CORE_SCHEMA.items():
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
-_Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
 
 
 class _ForeignLoader(yaml.SafeLoader):
     """The safe loader with YAML 1.1, where ``3e-4`` would be a string."""
 
 
-_ForeignLoader.add_implicit_resolver(
-    f"{_TAG}float", re.compile(f"(?:{_CORE_SCHEMA['float'][0]})$"), _CORE_SCHEMA["float"][1]
-)
+for _name, (_pattern, _first) in _CORE_SCHEMA.items():
+    for _loader in (_Loader, _ForeignLoader) if _name == "float" else (_Loader,):
+        _loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
 
 
 # Readable errors of object stores' clients, which raise types of their own.

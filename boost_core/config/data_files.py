@@ -3,7 +3,6 @@
 Checked before a job is accepted, and again by the trainer; both see the same split.
 """
 
-import errno
 import functools
 import hashlib
 import json
@@ -16,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from errno import EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM
 from fnmatch import fnmatchcase
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -49,8 +49,7 @@ def schema_of(filesystem: AbstractFileSystem, path: str, size: int) -> bytes | N
     """The part of a file that holds its schema, see ``problems_of_schemas``; ``None`` if it is too large."""
 
     def read(begin: int, end: int) -> bytes:
-        content: bytes = filesystem.cat_file(path, start=begin, end=end) if end > begin else b""
-        return content
+        return bytes(filesystem.cat_file(path, start=begin, end=end)) if end > begin else b""
 
     end = read(max(0, size - _END), size)
     for magic in (PARQUET, ARROW_FILE):
@@ -184,10 +183,9 @@ def refuse_mixed(indices: Mapping[str, TokenIndex]) -> None:
         known.pop(None, None)
         if len(known) > 1:
             (one, folder), (another, other), *_ = known.items()
-            raise ValueError(
-                f"{folder} and {other} were made by different tokenizers ({label} {one!s:.12} and {another!s:.12}); "
-                "make them with the same one"
-            )
+            differing = f"{label} {one!s:.12} and {another!s:.12}"
+            made = f"{folder} and {other} were made by different tokenizers ({differing})"
+            raise ValueError(f"{made}; make them with the same one")
 
 
 def index_of(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
@@ -214,16 +212,7 @@ def index_of(folder: str, storage_options: StorageOptions | None = None) -> Toke
 
 
 # Errors that are users' mistakes, also those that stores' clients make of answers; any other may pass.
-_MISTAKES = {
-    None,
-    errno.EACCES,
-    errno.EINVAL,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EPERM,
-}
+_MISTAKES = {None, EACCES, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOTDIR, EPERM}
 
 
 def _unread(error: OSError, problem: str) -> ValueError | StoreUnusable:
@@ -248,11 +237,13 @@ _BY_URL = attrgetter("url")
 _BEGINNING = 1 << 20  # bytes of a file that are looked at for its first line
 _MOST_SCHEMAS = 4  # files of a source whose schemas are looked at
 WHOLE_DISK: StorageOptions = {"beneath": None}  # for what is part of the product, and not of a tenant
+_NO_FILE = "there is no file at {!r}; check the path, and that every node can read it"
 _LEADS_OUT = "is a symbolic link to a place that this tenant may not use"
 _MOST_STATE_BYTES = 2**18  # of a saved dataset's JSON, enough for 4,000 files; parsed within milliseconds
 # Names by which fsspec would read another file, or that nobody can print; and what Spark writes beside its files.
 _NO_NAME = re.compile("::|[\ud800-\udfff]")
 _OF_SPARK = re.compile(r"_[^.]*")
+_HIDDEN = re.compile(r"(?:^|/)(\.[^/]*)")  # the parts of a path that begin with a dot
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
@@ -285,13 +276,6 @@ class SourceSplit:
     def lone_file(self) -> bool:
         """Whether the source is a single file whose last part is for validation."""
         return self.training == self.validation
-
-    @functools.cached_property
-    def text_bytes(self) -> tuple[int, int] | None:
-        """Bytes of the files in each part; ``None`` if any are compressed, as their sizes say little about the text."""
-        if any(compression(file.url) for file in (*self.training, *self.validation)):
-            return None
-        return sum(file.size for file in self.training), sum(file.size for file in self.validation)
 
 
 class UnfitData(UnfitField):
@@ -334,14 +318,13 @@ def check_data(
         if written is None or not written.paths:
             raise UnfitData(named_at, f"{name!r} is a dataset of a service; submit the job there, or name a source")
     # Sources that differ only in weight are looked up once.
-    first = {
-        (source.kind, source.paths, source.text_field): number
-        for number, (source, _) in reversed([*enumerate(data.sources)])
-    }
+    first = dict[tuple[object, ...], int]()
+    for number, (source, _) in enumerate(data.sources):
+        first.setdefault((source.kind, source.paths, source.text_field), number)
     indices = dict[str, TokenIndex]()
     # By source. Those that read the same lone file alike count as one, since they cut it at the same place.
     trained_on, validated_on = defaultdict[str, set[object]](set), list[tuple[SourceFile, object]]()
-    for number in sorted(first.values()):
+    for number in first.values():
         source, _ = data.sources[number]
         with at_fault(f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"):
             if source.kind == "tokenized":
@@ -421,10 +404,8 @@ def refuse_damaged(
             except OSError as error:
                 raise _unread(error, f"cannot read {path!r}: {error.strerror or error}; check the path") from error
             if not whole:
-                raise ValueError(
-                    f"{path!r} is not a complete Parquet file: it is truncated, or a file of another kind; copy it "
-                    "again"
-                )
+                problem = "is not a complete Parquet file: it is truncated, or a file of another kind; copy it again"
+                raise ValueError(f"{path!r} {problem}")
     if source.kind in ("parquet", "arrow", "dataset"):
         # Of a few files, since each costs one request or two.
         sizes = {file.url: file.size for file in files}
@@ -472,9 +453,7 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         filesystem, path = fsspec.url_to_fs(tokenizer, **options_at(tokenizer, storage_options))
         content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"there is no file at {tokenizer!r}; check the path, and that every node can read it"
-        ) from error
+        raise ValueError(_NO_FILE.format(tokenizer)) from error
     except StoreUnusable:  # which may pass
         raise
     except OSError as error:
@@ -488,9 +467,8 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
 
 def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
     if vocabulary > vocab_size:
-        raise ValueError(
-            f"{name} has {vocabulary} tokens and model.vocab_size is {vocab_size}; raise it to {vocabulary} or more"
-        )
+        sizes = f"{name} has {vocabulary} tokens and model.vocab_size is {vocab_size}"
+        raise ValueError(f"{sizes}; raise it to {vocabulary} or more")
 
 
 def split_source(
@@ -513,27 +491,25 @@ def split_source(
         ValueError: A path names no file, or either part has too little text for one sequence.
         StoreUnusable: A disk or store cannot be read now.
     """
-    split = _split(list_files(source, storage_options, new), validation_fraction)
-    if split.text_bytes is not None and source.kind not in _IN_COLUMNS:  # otherwise the trainer counts
-        training, validation = split.text_bytes
+    files = list_files(source, storage_options, new)
+    if len(files) == 1:
+        split = SourceSplit(files, files)
+    else:
+        urls = [file.url for file in files]
+        # Paths and URLs have no folder in common.
+        folder = "" if len({url.startswith("/") for url in urls}) > 1 else os.path.commonpath(urls)
+        by_hash = sorted(files, key=lambda file: hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest())
+        count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
+        split = SourceSplit(sorted(by_hash[count:], key=_BY_URL), sorted(by_hash[:count], key=_BY_URL))
+    compressed = any(compression(file.url) for file in files)
+    if source.kind not in _IN_COLUMNS and not compressed:  # otherwise the trainer counts
+        training, validation = (sum(file.size for file in part) for part in (split.training, split.validation))
         if split.lone_file:
             validation = validation_tail(training, validation_fraction)
             training -= validation
         refuse_too_little("training", training, "bytes", sequence_length)
         refuse_too_little("validation", validation, "bytes", sequence_length)
     return split
-
-
-def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
-    if len(files) == 1:
-        return SourceSplit(files, files)
-    urls = [file.url for file in files]
-    # Paths and URLs have no folder in common.
-    folder = "" if len({url.startswith("/") for url in urls}) > 1 else os.path.commonpath(urls)
-    by_hash = sorted(files, key=lambda file: hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest())
-    validation_count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
-    validation, training = by_hash[:validation_count], by_hash[validation_count:]
-    return SourceSplit(sorted(training, key=_BY_URL), sorted(validation, key=_BY_URL))
 
 
 def list_files(
@@ -561,7 +537,7 @@ def list_files(
     for pattern in dict.fromkeys(source.paths):
         matches = _expand(pattern, storage_options, source.kind, new)
         if not matches:
-            raise ValueError(f"there is no file at {pattern!r}; check the path, and that every node can read it")
+            raise ValueError(_NO_FILE.format(pattern))
         files += matches
     return sorted({file.identity: file for file in sorted(files, key=_BY_URL, reverse=True)}.values(), key=_BY_URL)
 
@@ -593,23 +569,19 @@ def _expand(
             is_folder = filesystem.info(path)["type"] == "directory"
         else:
             is_folder = filesystem.isdir(path)
-        seen: Iterable[tuple[str, dict[str, Any]]]
         if is_folder or (has_magic(path) and not filesystem.isfile(path)):
             if kind == "dataset":
-                listed = {
-                    name: filesystem.info(name) for name in _saved_datasets(filesystem, path.rstrip("/"), is_folder)
-                }
+                names = _saved_datasets(filesystem, path.rstrip("/"), is_folder)
+                listed = {name: filesystem.info(name) for name in names}
             else:
                 listed = filesystem.find(path, detail=True) if is_folder else filesystem.glob(path, detail=True)
             above = path.rstrip("/") if is_folder else re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
-            shown = [part for part in path.removeprefix(above).split("/") if part.startswith(".")]
+            shown = _HIDDEN.findall(path.removeprefix(above))
             seen = [
                 (name, info)
                 for name, info in listed.items()
                 if all(
-                    any(fnmatchcase(part, each) for each in shown)
-                    for part in name.removeprefix(above).split("/")
-                    if part.startswith(".")
+                    any(fnmatchcase(part, each) for each in shown) for part in _HIDDEN.findall(name.removeprefix(above))
                 )
                 and not (kind in ("parquet", "arrow") and _OF_SPARK.fullmatch(name.rpartition("/")[2]))
             ]
@@ -619,9 +591,8 @@ def _expand(
             if info["type"] == "unreadable":
                 raise ValueError(f"{info['name']!r} {info['problem']}")
             if info["type"] == "directory" and new and "**" not in path:
-                raise ValueError(
-                    f"{name!r} is a folder, of which this glob reads nothing; name its files by a glob of their own"
-                )
+                problem = "is a folder, of which this glob reads nothing; name its files by a glob of their own"
+                raise ValueError(f"{name!r} {problem}")
             if info["type"] != "file":
                 continue
             if _NO_NAME.search(name):
@@ -838,11 +809,10 @@ def _refuse_lopsided(split: SourceSplit, validation_fraction: float) -> None:
     comparable = len({compression(file.url) for file in files}) == 1
     share = sum(file.size for file in split.validation) / max(1, sum(file.size for file in files))
     if comparable and not split.lone_file and share > 0.5 > validation_fraction:
-        raise ValueError(
-            f"{share:.0%} of the text would be for validation, not validation_fraction={validation_fraction:g}: each "
-            f"of the {len(files)} files goes to one part as a whole, by a hash of its name; tokenize them beforehand "
-            "(boost data tokenize), which splits documents, or make them one file"
-        )
+        much = f"{share:.0%} of the text would be for validation, not validation_fraction={validation_fraction:g}"
+        why = f"each of the {len(files)} files goes to one part as a whole, by a hash of its name"
+        remedy = "tokenize them beforehand (boost data tokenize), which splits documents, or make them one file"
+        raise ValueError(f"{much}: {why}; {remedy}")
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
@@ -852,10 +822,9 @@ def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> 
         ValueError: The part is too small.
     """
     if size <= sequence_length:
-        raise ValueError(
-            f"the {part} text is {size} {unit}, too little for one sequence of {sequence_length} tokens and "
-            "the token after it; give more text, or shorten training.sequence_length"
-        )
+        little = f"too little for one sequence of {sequence_length} tokens and the token after it"
+        remedy = "give more text, or shorten training.sequence_length"
+        raise ValueError(f"the {part} text is {size} {unit}, {little}; {remedy}")
 
 
 def validation_tail(size: int, validation_fraction: float) -> int:

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    Field,
-    StringConstraints,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasChoices, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from boost_core.config.base import (
@@ -79,23 +71,20 @@ class CheckpointConfig(Config):
     keep_every: Count | None = Field(
         None, description="Of the checkpoints that keep_last would remove, keep those at multiples of this many steps."
     )
-    final_save_timeout_seconds: float = Field(
+    final_save_timeout_seconds: Annotated[float, Field(ge=1, le=30 * 86_400)] = Field(
         86_400,
-        ge=1,
-        le=30 * 86_400,
         description="How long a job that has finished its last step waits for its store to accept the last "
         "checkpoint before it fails.",
     )
-    store_wait_seconds: float = Field(
+    store_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
         10,
-        ge=0,
-        le=3600,
         description="How long, at most, steps wait for the store to take one checkpoint when the next copy of the "
         "state is due. After that training goes on, and the newest state is written once the store has taken the "
         "checkpoint or failed to.",
     )
     continue_from: StorageUrl | None = Field(
         None,
+        validation_alias=AliasChoices("continue_from", "resume_from"),  # its name in records of earlier versions
         description="Folder of another job's checkpoints, or of one of them, that this job continues from while it "
         "has none of its own: with the weights, the optimizer's state, the step and the place in the data of the "
         "newest one. training.steps has to be above its step.",
@@ -114,17 +103,9 @@ class CheckpointConfig(Config):
             return "continue_from", self.continue_from
         return None if self.weights_from is None else ("weights_from", self.weights_from)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _former_name(cls, value: Any) -> Any:
-        """Read ``resume_from``, as ``continue_from`` was called in the records of earlier versions."""
-        if isinstance(value, dict) and "resume_from" in value and "continue_from" not in value:
-            return {"continue_from" if name == "resume_from" else name: each for name, each in value.items()}
-        return value
-
     @field_validator("weights_from", "keep_every")
     @classmethod
-    def _fields_go_together(cls, value: Any, info: ValidationInfo) -> Any:
+    def _fields_go_together(cls, value: Any, info: Any) -> Any:
         if value is None:
             return value
         if info.field_name == "weights_from" and info.data.get("continue_from") is not None:
@@ -200,10 +181,8 @@ MOST_LOSSES = 10
 class FaultToleranceConfig(Config):
     """How often to restart, how to detect faults, and what to do about them."""
 
-    max_restarts: int = Field(
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         3,
-        ge=0,
-        le=1000,
         description="Restarts after faults of the job's own within restart_window_seconds before the job fails. "
         f"Lost nodes and supervisors do not count; it survives {MOST_LOSSES} of these without a new checkpoint.",
     )
@@ -217,11 +196,8 @@ class FaultToleranceConfig(Config):
         20, ge=2, le=1e6, description="A gang counts as hung if a step takes this many times the median step,"
     )
     hang_seconds: float = Field(600, ge=1, le=30 * 86_400, description="and at least this many seconds.")
-    slow_rank_factor: float = Field(
-        1.5,
-        gt=1,
-        le=1e6,
-        description="Report a rank as slow if it computes this many times as long as the median rank.",
+    slow_rank_factor: Annotated[float, Field(gt=1, le=1e6)] = Field(
+        1.5, description="Report a rank as slow if it computes this many times as long as the median rank."
     )
     on_divergence: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
@@ -240,13 +216,13 @@ _SERVER = re.compile(r"https?://[^\s/?#@]+[^\s?#@]*")
 
 ExperimentName = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/ -]*$"),
+    Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/ -]*$"),
     spelled("letters, digits, dots, underscores, slashes, spaces and hyphens"),
 ]
 
 WandbName = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
     spelled("letters, digits, dots, underscores and hyphens"),
 ]
 
@@ -259,25 +235,22 @@ def server_url(value: str) -> str:
             into URLs.
     """
     if not _SERVER.fullmatch(value):
-        problem = (
-            "an address begins with http:// or https:// and has no user, password, ? or #; a server's credentials "
-            "belong in a named secret: set credentials instead"
-        )
+        problem = "an address begins with http:// or https:// and has no user, password, ? or #; "
+        problem += "a server's credentials belong in a named secret: set credentials instead"
         raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
     return value.rstrip("/")
 
 
 ServerUrl = Annotated[str, Field(max_length=2000), AfterValidator(server_url)]
+Credentials = Annotated[ResourceName | None, Field(validate_default=True)]  # some trackers require a secret
 
 
 class MlflowConfig(Config):
     """A run on an MLflow server."""
 
     tracking_uri: ServerUrl | None = Field(None, description="Address of a server that requires no credentials.")
-    credentials: ResourceName | None = Field(
-        None,
-        description="Name of the secret with a server's tracking_uri and the credentials it requires.",
-        validate_default=True,
+    credentials: Credentials = Field(
+        None, description="Name of the secret with a server's tracking_uri and the credentials it requires."
     )
     experiment: ExperimentName = Field(
         "boost", description="The experiment that the run is in; created if it does not exist."
@@ -285,12 +258,10 @@ class MlflowConfig(Config):
 
     @field_validator("credentials")
     @classmethod
-    def _one_server(cls, value: str | None, info: ValidationInfo) -> str | None:
+    def _one_server(cls, value: str | None, info: Any) -> str | None:
         if "tracking_uri" in info.data and (info.data["tracking_uri"] is None) == (value is None):
-            raise ValueError(
-                "give either tracking_uri or credentials, the name of a secret with its own tracking_uri, so that it "
-                "is sent to no other server"
-            )
+            either = "give either tracking_uri or credentials, the name of a secret with its own tracking_uri"
+            raise ValueError(f"{either}, so that it is sent to no other server")
         return value
 
 
@@ -304,23 +275,19 @@ class WandbConfig(Config):
     entity: WandbName | None = Field(
         None, description="The team or user that owns the project. Default: the owner of the key."
     )
-    tags: tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...] = Field(
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
         (), max_length=20, description="Tags of the run."
     )
-    credentials: ResourceName | None = Field(
-        None,
-        description="Name of the secret with an api_key and, for a server of your own, its base_url. Online only.",
-        validate_default=True,
+    credentials: Credentials = Field(
+        None, description="Name of the secret with an api_key and, for a server of your own, its base_url. Online only."
     )
 
     @field_validator("credentials")
     @classmethod
-    def _online_alone(cls, value: str | None, info: ValidationInfo) -> str | None:
+    def _online_alone(cls, value: str | None, info: Any) -> str | None:
         if "mode" in info.data and (info.data["mode"] == "online") == (value is None):
-            raise ValueError(
-                "mode=online needs credentials, the name of a secret with an api_key; mode=offline sends nothing, so "
-                "leave credentials out"
-            )
+            online = "mode=online needs credentials, the name of a secret with an api_key"
+            raise ValueError(f"{online}; mode=offline sends nothing, so leave credentials out")
         return value
 
 
@@ -338,23 +305,21 @@ class TrackersConfig(Config):
 
 Name = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$"),
+    Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$"),
     spelled("letters, digits, dots, underscores, spaces and hyphens, starting with a letter or digit"),
 ]
 Label = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
     spelled("letters, digits, underscores, dots, slashes and hyphens, at most 63, starting with a letter or digit"),
 ]
 MOST_TAGS = 20
 Notes = Annotated[
     str,
-    StringConstraints(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$"),
+    Field(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$"),
     spelled("text without control characters other than tabs and line breaks"),
 ]
-AcceleratorType = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name for it, such as H100")
-]
+AcceleratorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name for it, such as H100")]
 
 
 class ResourcesConfig(Config):
@@ -410,25 +375,44 @@ class JobSpec(Config):
         description="What held at first of a job that was changed while it trained, in order; written by the service.",
     )
 
-    @field_validator("tags")
+    @field_validator("tags", "steered")
     @classmethod
-    def _each_tag_once(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
-        if twice := [tag for number, tag in enumerate(tags) if tag in tags[:number]]:
-            raise ValueError(f"has {twice[0]} more than once; leave it out there")
-        return tags
-
-    @field_validator("steered")
-    @classmethod
-    def _stages_in_order(cls, stages: tuple[SteeringStage, ...]) -> tuple[SteeringStage, ...]:
-        for before, after in pairwise(stages):
-            if after.until_step < before.until_step:
-                raise ValueError(f"until_step={after.until_step} comes after until_step={before.until_step}")
-        return stages
+    def _tags_once_and_stages_in_order(cls, value: tuple[Any, ...], info: Any) -> tuple[Any, ...]:
+        if info.field_name == "tags":
+            if twice := [tag for number, tag in enumerate(value) if tag in value[:number]]:
+                raise ValueError(f"has {twice[0]} more than once; leave it out there")
+            return value
+        for before, after in pairwise(stage.until_step for stage in value):
+            if after < before:
+                raise ValueError(f"until_step={after} comes after until_step={before}")
+        return value
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":
-        sections = self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker
-        raise_problems("JobSpec", job_problems(*sections, self.data) or elasticity_problems(*sections, self.elasticity))
+        """Refuse parts that are valid one by one but cannot be combined."""
+        model, data, training, optimizer = self.model, self.data, self.training, self.optimizer
+        sections = model, self.parallelism, training, optimizer, self.resources.gpus_per_worker
+        problems = layout_problems(*sections, accepted=True)
+        in_bytes = not data.tokenized and data.tokenizer in (None, BYTES)  # otherwise only the trainer can count tokens
+        if in_bytes and (size := model.vocab_size) < BYTE_TOKENS:
+            message = f"{size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
+            problems.append(FieldProblem(("model", "vocab_size"), size, message))
+
+        warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
+        if warmup > training.steps:
+            message = f"a warm-up of {warmup} steps does not fit into {steps}; shorten it"
+            problems.append(FieldProblem(("optimizer", "warmup_steps"), warmup, message))
+        elif warmup + decay > training.steps:
+            message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit into {steps}"
+            problems.append(FieldProblem(("optimizer", "decay_steps"), decay, f"{message}; shorten one of them"))
+
+        if in_bytes and training.sample is not None:
+            room = training.sequence_length - training.sample.max_new_tokens
+            for number, prompt in enumerate(training.sample.prompts):
+                if (size := len(prompt.encode(errors="replace"))) > room:
+                    message = too_long_a_prompt(number, size, room)
+                    problems.append(FieldProblem(("training", "sample", "prompts"), None, message))
+        raise_problems("JobSpec", problems or elasticity_problems(*sections, self.elasticity))
         return self
 
     def as_written(self) -> dict[str, Any]:
@@ -450,10 +434,9 @@ class JobSpec(Config):
 
         With ``layouts: auto``, these are the chosen ones or, before the choice, the one in parallelism.
         """
-        if self.elasticity is None:
-            return (Layout.of(self.parallelism),)
-        if self.elasticity.automatic:
-            return self.elasticity.chosen or (Layout.of(self.parallelism),)
+        if self.elasticity is None or self.elasticity.automatic:
+            chosen = () if self.elasticity is None else self.elasticity.chosen
+            return chosen or (Layout.of(self.parallelism),)
         return legal_layouts(
             self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker, self.elasticity
         )
@@ -546,36 +529,6 @@ _REMEMBERED = 4096  # specs
 _PIECE = 16  # columns
 
 
-def job_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
-    gpus_per_worker: int, data: DataConfig,
-) -> list[FieldProblem]:  # fmt: skip
-    """Every problem of a job whose parts are valid one by one but cannot be combined."""
-    problems = layout_problems(model, parallelism, training, optimizer, gpus_per_worker, accepted=True)
-    in_bytes = not data.tokenized and data.tokenizer in (None, BYTES)  # otherwise only the trainer can count tokens
-    if in_bytes and model.vocab_size < BYTE_TOKENS:
-        message = (
-            f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
-        )
-        problems.append(FieldProblem(("model", "vocab_size"), model.vocab_size, message))
-
-    warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
-    if warmup > training.steps:
-        message = f"a warm-up of {warmup} steps does not fit into {steps}; shorten it"
-        problems.append(FieldProblem(("optimizer", "warmup_steps"), warmup, message))
-    elif warmup + decay > training.steps:
-        message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit into {steps}; shorten one of them"
-        problems.append(FieldProblem(("optimizer", "decay_steps"), decay, message))
-
-    if in_bytes and training.sample is not None:
-        room = training.sequence_length - training.sample.max_new_tokens
-        for number, prompt in enumerate(training.sample.prompts):
-            if (size := len(prompt.encode(errors="replace"))) > room:
-                message = too_long_a_prompt(number, size, room)
-                problems.append(FieldProblem(("training", "sample", "prompts"), None, message))
-    return problems
-
-
 def layout_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     gpus_per_worker: int, accepted: bool = False,
@@ -591,39 +544,37 @@ def layout_problems(
         accepted: Whether to leave out what jobs that were accepted earlier may have (``uneven_tokens``).
     """
     problems = strategy_problems(model, parallelism) + _pipeline_problems(model, parallelism, training)
-    layers, blocks, name = parallelism.pipeline_layers_per_stage, model.num_hidden_layers, "pipeline_layers_per_stage"
-    if layers is not None and (len(layers) != parallelism.stages or sum(layers) != blocks):
-        if len(layers) != parallelism.stages:
-            listed = counted(len(layers), "stage")
-            message = f"{name} lists {listed}, but there are {parallelism.stages}; give an entry for each"
-        else:
-            sums = f"the entries of {name} add up to {sum(layers)}, but model.num_hidden_layers is {blocks}"
-            message = f"{sums}; make them equal"
-        problems.append(FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out"))
+    name, stages, blocks = "pipeline_layers_per_stage", parallelism.stages, model.num_hidden_layers
+    if (layers := parallelism.pipeline_layers_per_stage) is not None:
+        wrong = ""
+        if len(layers) != stages:
+            wrong = f"{name} lists {counted(len(layers), 'stage')}, but there are {stages}; give an entry for each"
+        elif (total := sum(layers)) != blocks:
+            wrong = f"the entries of {name} add up to {total}, but model.num_hidden_layers is {blocks}; make them equal"
+        if wrong:
+            problems.append(FieldProblem(("parallelism", name), list(layers), f"{wrong}, or leave it out"))
     problems += _sequence_problems(model, parallelism, training)
     problems += [] if accepted else uneven_tokens(model, parallelism, training)
 
     if parallelism.split_micro_batch and training.micro_batch_size == 1:
-        whole = None
+        whole = ""
         if parallelism.context_parallel_size > 1:
             whole = "over context parallel ranks"
         elif parallelism.recompute_text not in ("none", "auto"):  # two halves of its tokens have one backward pass
             whole = f"with recompute={parallelism.recompute_text}"
-        if whole is not None:
-            message = (
-                f"a micro-batch of 1 sequence cannot be split {whole}; use 2 or more, or leave split_micro_batch out"
-            )
-            problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
-    portion = training.micro_batch_size * parallelism.data_parallel_size
+        if whole:
+            why = f"a micro-batch of 1 sequence cannot be split {whole}; use 2 or more, or leave split_micro_batch out"
+            problems.append(FieldProblem(("training", "micro_batch_size"), 1, why))
+    micro_batch, replicas = training.micro_batch_size, parallelism.data_parallel_size
+    portion = micro_batch * replicas
     warmup = (("batch_size_warmup", stage.global_batch_size) for stage in training.batch_size_warmup)
     for field, size in (("global_batch_size", training.global_batch_size), *warmup):
         if size % portion:
-            message = (
-                f"{size} sequences cannot be split into micro-batches of "
-                f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
+            uneven = f"{size} sequences cannot be split into micro-batches of {micro_batch} on {replicas}"
+            remedy = (
                 f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
             )
-            problems.append(FieldProblem(("training", field), size, message))
+            problems.append(FieldProblem(("training", field), size, f"{uneven} data parallel rank(s); {remedy}"))
 
     kind, strategy, message = optimizer.kind, strategy_of(model, parallelism), ""
     if kind == "loro" and model.family != "svd":
@@ -647,15 +598,11 @@ def layout_problems(
             "intermediate_size": model.intermediate_size / ranks,
             "rank": model.bottleneck_rank,
         }
-        problems += [
-            FieldProblem(
-                ("training", "precision"), "fp8",
-                f"fp8 needs multiples of {_PIECE}, but model.{name} gives a rank {width:g} columns; change "
-                f"model.{name} or parallelism.tensor_parallel_size, or use bf16",
-            )
-            for name, width in widths.items()
-            if width % _PIECE
-        ]  # fmt: skip
+        for name, width in widths.items():
+            if width % _PIECE:
+                uneven = f"fp8 needs multiples of {_PIECE}, but model.{name} gives a rank {width:g} columns"
+                remedy = f"change model.{name} or parallelism.tensor_parallel_size, or use bf16"
+                problems.append(FieldProblem(("training", "precision"), "fp8", f"{uneven}; {remedy}"))
 
     # Whether workers compute on CPU or GPU, and what keeps a step from being captured.
     size = parallelism.context_parallel_size
@@ -664,11 +611,9 @@ def layout_problems(
             message = "CPUs have no CUDA graphs; use auto or off, or set resources.gpus_per_worker to 1"
             problems.append(FieldProblem(("training", "cuda_graphs"), "on", message))
     elif size > 1 and not flash_takes(model, training):
-        message = (
-            f"on GPUs, context parallelism needs flash attention, which does not support {training.precision} with "
-            f"heads of {model.head_size}; use bf16 (on Ampere or later), and a head size that is a multiple of 8, "
-            "up to 256"
-        )
+        unfit = f"which does not support {training.precision} with heads of {model.head_size}"
+        remedy = "use bf16 (on Ampere or later), and a head size that is a multiple of 8, up to 256"
+        message = f"on GPUs, context parallelism needs flash attention, {unfit}; {remedy}"
         problems.append(FieldProblem(("parallelism", "context_parallel_size"), size, message))
     if training.cuda_graphs == "on" and parallelism.keeps_on_host:
         why = "recompute=offload copies what blocks keep to the host and back, which is not captured"
@@ -678,10 +623,8 @@ def layout_problems(
 
 def too_long_a_prompt(number: int, size: int, room: int) -> str:
     """The message for a prompt of ``size`` tokens where there is room for fewer."""
-    return (
-        f"prompt {number} has {size} tokens, but with max_new_tokens a sequence has room for only {room}; shorten it, "
-        "or lower max_new_tokens"
-    )
+    problem = f"prompt {number} has {size} tokens, but with max_new_tokens a sequence has room for only {room}"
+    return f"{problem}; shorten it, or lower max_new_tokens"
 
 
 def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
@@ -694,21 +637,19 @@ def _sequence_problems(
 ) -> list[FieldProblem]:
     """Why sequences cannot be shared by context parallel ranks, or not use the sparse attention that is asked for."""
     problems, attention, length = [], training.attention, training.sequence_length
+    sequence = f"training.sequence_length={length}"
+    not_captured = "which cannot be captured; set cuda_graphs to auto or off"
     if (size := parallelism.context_parallel_size) > 1:
         messages = []
         if length % size:
-            messages.append(
-                f"training.sequence_length={length} cannot be split equally among {size} ranks; choose a divisor"
-            )
+            messages.append(f"{sequence} cannot be split equally among {size} ranks; choose a divisor")
         elif (chunks := length // size // chunk_tokens(length, size)) > MOST_CHUNKS:
             unit = size * EFFICIENT
             near = min(-(-length // unit), MOST_TOKENS // unit) * unit
-            messages.append(
-                f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, but "
-                f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {near}"
-            )
+            cut = f"{sequence} would be cut into {chunks:,} chunks for each of {size} ranks"
+            messages.append(f"{cut}, but {MOST_CHUNKS} is the limit; use a multiple of {unit} such as {near}")
         if training.cuda_graphs == "on":
-            messages.append("the host plans each micro-batch, which cannot be captured; set cuda_graphs to auto or off")
+            messages.append(f"the host plans each micro-batch, {not_captured}")
         problems = [FieldProblem(("parallelism", "context_parallel_size"), size, message) for message in messages]
         if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
             problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
@@ -721,42 +662,32 @@ def _sequence_problems(
     messages, shortest = [], attention.from_length
     if parallelism.split_micro_batch:
         messages.append("the halves of split_micro_batch use dense attention; leave one of the two out")
-    if model.sliding_window is not None:
-        messages.append(
-            f"model.sliding_window={model.sliding_window} already says what each query sees; leave one of the two out"
-        )
+    if (window := model.sliding_window) is not None:
+        messages.append(f"model.sliding_window={window} already says what each query sees; leave one of the two out")
     if training.cuda_graphs == "on":
-        messages.append(
-            "the host chooses what to compute in each step, which cannot be captured; set cuda_graphs to auto or off"
-        )
+        messages.append(f"the host chooses what to compute in each step, {not_captured}")
     if shortest > length:
-        messages.append(
-            f"from_length={shortest} is above training.sequence_length={length}, so no document would use sparse "
-            f"attention; use at most {length}"
-        )
+        unused = f"from_length={shortest} is above {sequence}, so no document would use sparse attention"
+        messages.append(f"{unused}; use at most {length}")
     always, budget = attention.always_pairs(shortest), attention.pairs(shortest)
     if always > budget:
-        messages.append(
-            f"sink and window alone take {always} pairs in a document of from_length={shortest}, but budget="
-            f"{attention.budget:g} allows {budget}; lower window or sink, or raise from_length or budget"
-        )
+        over = f"sink and window alone take {always} pairs in a document of from_length={shortest}"
+        remedy = "lower window or sink, or raise from_length or budget"
+        messages.append(f"{over}, but budget={attention.budget:g} allows {budget}; {remedy}")
     return problems + [FieldProblem(("training", "attention"), None, message) for message in messages]
 
 
 def _pipeline_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
 ) -> list[FieldProblem]:
-    size, schedule = parallelism.pipeline_parallel_size, parallelism.pipeline_schedule
-    of_schedule = ("parallelism", "pipeline_schedule")
+    size, stages, blocks = parallelism.pipeline_parallel_size, parallelism.stages, model.num_hidden_layers
+    schedule, of_schedule = parallelism.pipeline_schedule, ("parallelism", "pipeline_schedule")
     if size == 1:
         message = f"{schedule} is for several pipeline stages; leave it out, or set pipeline_parallel_size"
         return [] if schedule == "1f1b" else [FieldProblem(of_schedule, schedule, message)]
     problems = []
-    if parallelism.stages > model.num_hidden_layers:
-        message = (
-            f"{parallelism.stages} stages need at least as many blocks, but model.num_hidden_layers is "
-            f"{model.num_hidden_layers}"
-        )
+    if stages > blocks:
+        message = f"{stages} stages need at least as many blocks, but model.num_hidden_layers is {blocks}"
         problems.append(FieldProblem(("parallelism", "pipeline_parallel_size"), size, f"{message}; use fewer stages"))
     if schedule == "zero_bubble" and strategy_of(model, parallelism) != "btp":
         message = "zero_bubble defers weight gradients, which only btp supports; use interleaved_1f1b"
@@ -772,19 +703,13 @@ def _pipeline_problems(
         problems.append(FieldProblem(("training", "batch_size_warmup"), None, message))
     count = training.micro_batches(parallelism.data_parallel_size)
     if count < size:
-        message = (
-            f"{size} pipeline ranks need at least {size} micro-batches per step and data parallel rank, but the batch "
-            f"gives {count}"
-        )
-        remedy = "raise global_batch_size, or lower micro_batch_size"
-        problems.append(
-            FieldProblem(("training", "global_batch_size"), training.global_batch_size, f"{message}; {remedy}")
-        )
+        needed = f"{size} pipeline ranks need at least {size} micro-batches per step and data parallel rank"
+        message = f"{needed}, but the batch gives {count}; raise global_batch_size, or lower micro_batch_size"
+        problems.append(FieldProblem(("training", "global_batch_size"), training.global_batch_size, message))
     elif schedule != "1f1b" and count % size:
-        message = (
-            f"{schedule} needs a multiple of {size} micro-batches per step and data parallel rank, but there are "
-            f"{count}; change training.global_batch_size or micro_batch_size, or use 1f1b"
-        )
+        needed = f"{schedule} needs a multiple of {size} micro-batches per step and data parallel rank"
+        remedy = "change training.global_batch_size or micro_batch_size, or use 1f1b"
+        message = f"{needed}, but there are {count}; {remedy}"
         problems.append(FieldProblem(of_schedule, schedule, message))
     return problems
 
@@ -793,10 +718,9 @@ def door_problems(training: TrainingConfig) -> list[FieldProblem]:
     """Problems for which only new jobs are refused; jobs that were accepted earlier may have them."""
     if not training.batch_size_warmup or (until := training.batch_size_warmup[-1].until_step) < training.steps:
         return []
-    message = (
-        f"its last stage lasts until step {until} of training.steps={training.steps}, which leaves no step for "
-        f"global_batch_size={training.global_batch_size}; end it earlier, or raise training.steps"
-    )
+    lasts = f"its last stage lasts until step {until} of training.steps={training.steps}"
+    left = f"which leaves no step for global_batch_size={training.global_batch_size}"
+    message = f"{lasts}, {left}; end it earlier, or raise training.steps"
     return [FieldProblem(("training", "batch_size_warmup"), until, message)]
 
 
@@ -854,10 +778,9 @@ def elasticity_problems(
     if elasticity.automatic and isinstance(parallelism.recompute, tuple):
         message = "layouts=auto tries other numbers of stages; use recompute=auto, or one mode for all blocks"
         return [FieldProblem(("parallelism", "recompute"), parallelism.recompute_text, message)]
-    if elasticity.automatic and parallelism.pipeline_layers_per_stage is not None:
+    if elasticity.automatic and (layers := parallelism.pipeline_layers_per_stage) is not None:
         message = "layouts=auto tries other numbers of stages; leave it out, or list layouts"
-        value = list(parallelism.pipeline_layers_per_stage)
-        return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), value, message)]
+        return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), list(layers), message)]
     sizes = elasticity.data_parallel_size
     if sizes is None:
         # The layouts recorded as chosen by the service.
@@ -874,13 +797,11 @@ def elasticity_problems(
         return problems
     replicas = elasticity.replicas(Layout.of(parallelism))
     numbers = len(numbers_of_replicas(training, sizes.min, sizes.max))
-    if len(replicas) * numbers > MOST_LAYOUTS:
-        message = (
-            f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch, which makes "
-            f"{len(replicas) * numbers} layouts with {len(replicas)} kind(s) of replica; a job may allow at most "
-            f"{MOST_LAYOUTS}: narrow the range, or list fewer kinds"
-        )
-        return [FieldProblem(("elasticity", "data_parallel_size"), sizes.max, message)]
+    if (count := len(replicas) * numbers) > MOST_LAYOUTS:
+        split = f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch"
+        makes = f"which makes {count} layouts with {len(replicas)} kind(s) of replica"
+        remedy = f"a job may allow at most {MOST_LAYOUTS}: narrow the range, or list fewer kinds"
+        return [FieldProblem(("elasticity", "data_parallel_size"), sizes.max, f"{split}, {makes}; {remedy}")]
     layouts = legal_layouts(model, parallelism, training, optimizer, gpus_per_worker, elasticity)
     legal = {layout.per_replica for layout in layouts}
     problems = []

@@ -63,10 +63,8 @@ class LaxConfig(Config):
     gate: Literal["identity", "dense", "tensor"] = Field(
         "identity", description="Gate applied to the carried latent: none, an r × r matrix, or two small matrices."
     )
-    chain_length: int | None = Field(
+    chain_length: Annotated[int, Field(ge=1, le=512)] | None = Field(
         None,
-        ge=1,
-        le=512,
         description="Start a new chain of latents every this many blocks. Default: they cross into every block except "
         "the first, and cross pipeline stages along with the residual.",
     )
@@ -162,11 +160,8 @@ class ModelConfig(Config):
     rope_scaling: RopeScalingConfig | None = Field(
         None, description="Scale the rotary frequencies for sequences longer than the model has seen."
     )
-    sliding_window: int | None = Field(
-        None,
-        ge=1,
-        le=16_777_216,
-        description="Number of positions each position attends to, itself included. Default: all up to itself.",
+    sliding_window: Annotated[int, Field(ge=1, le=16_777_216)] | None = Field(
+        None, description="Number of positions each position attends to, itself included. Default: all up to itself."
     )
     qk_norm: bool = Field(
         False,
@@ -192,39 +187,30 @@ class ModelConfig(Config):
     @classmethod
     def _fields_go_together(cls, value: Any, info: Any) -> Any:
         """Check a field beside those before it, of which invalid ones are missing, and fill in LaX's defaults."""
-        family, hidden_size = info.data.get("family"), info.data.get("hidden_size")
+        family, hidden_size, theta = map(info.data.get, ("family", "hidden_size", "rope_theta"))
+        heads, is_set, problem = info.data.get("num_attention_heads"), value is not None, ""
         match info.field_name:
+            case "lax" if is_set and family != "lax":
+                problem = f"family={family} has no latent crossing; leave lax out, or set family=lax"
             case "lax":
-                if value is not None and family != "lax":
-                    raise ValueError(f"family={family} has no latent crossing; leave lax out, or set family=lax")
                 return value or (LaxConfig() if family == "lax" else None)
-            case "rope_scaling":
-                theta = info.data.get("rope_theta")
-                if value is not None and theta is not None and theta <= 1:
-                    raise ValueError(
-                        f"rope_theta={theta} has no slow pairs to scale; set rope_theta above 1, or leave it out"
-                    )
-            case "num_key_value_heads":
-                heads = info.data.get("num_attention_heads")
-                if value is not None and heads is not None and heads % value:
-                    raise ValueError(
-                        f"{value} does not divide num_attention_heads={heads}; choose a divisor of {heads}"
-                    )
-            case "num_attention_heads":
-                if hidden_size is not None and (hidden_size % value or (hidden_size // value) % 2):
-                    raise ValueError(
-                        f"hidden_size={hidden_size} does not split into {value} heads of an even size "
-                        "(rotary embeddings turn pairs); change num_attention_heads or hidden_size"
-                    )
-            case "rank" if family == "dense":
-                if value is not None:
-                    raise ValueError("family=dense has no bottleneck; leave rank out, or choose another family")
-            case "rank" if hidden_size is not None and family is not None:
+            case "rope_scaling" if is_set and theta is not None and theta <= 1:
+                problem = f"rope_theta={theta} has no slow pairs to scale; set rope_theta above 1, or leave it out"
+            case "num_key_value_heads" if is_set and heads is not None and heads % value:
+                problem = f"{value} does not divide num_attention_heads={heads}; choose a divisor of {heads}"
+            case "num_attention_heads" if hidden_size and (hidden_size % value or (hidden_size // value) % 2):
+                problem = f"hidden_size={hidden_size} does not split into {value} heads of an even size "
+                problem += "(rotary embeddings turn pairs); change num_attention_heads or hidden_size"
+            case "rank" if is_set and family == "dense":
+                problem = "family=dense has no bottleneck; leave rank out, or choose another family"
+            case "rank" if hidden_size and family not in (None, "dense"):
                 usual = f"usually hidden_size/4={hidden_size // 4}"
-                if value is None:
-                    raise ValueError(f"family={family} needs the width of its bottlenecks; {usual}")
-                if value > hidden_size:
-                    raise ValueError(f"{value} is above hidden_size={hidden_size}: no bottleneck; choose less, {usual}")
+                if not is_set:
+                    problem = f"family={family} needs the width of its bottlenecks; {usual}"
+                elif value > hidden_size:
+                    problem = f"{value} is above hidden_size={hidden_size}: no bottleneck; choose less, {usual}"
+        if problem:
+            raise ValueError(problem)
         return value
 
     @property
@@ -258,9 +244,8 @@ class ModelConfig(Config):
     @property
     def mlp_activation(self) -> Activation:
         """The activation of the MLP's gate, with the family's default filled in: one, unless the bottleneck has one."""
-        gated = (
-            self.bottleneck_activation is Activation.LINEAR if self.gate_activation is None else self.gate_activation
-        )
+        default = self.bottleneck_activation is Activation.LINEAR
+        gated = default if self.gate_activation is None else self.gate_activation
         return Activation.SILU if gated else Activation.LINEAR
 
     @property
@@ -300,23 +285,17 @@ class SparseAttentionConfig(Config):
     budget: float = Field(
         0.05, gt=0, le=0.5, description="Upper limit on the pairs computed, as a share of a document's causal pairs."
     )
-    mass: float = Field(
-        0.98, gt=0, le=1,
+    mass: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.98,
         description="Stop adding keys once this share of the last queries' attention is kept, even below the budget.",
-    )  # fmt: skip
+    )
     sink: int = Field(30, ge=0, le=4096, description="Number of tokens at a document's start that are always seen.")
-    window: int = Field(
-        100,
-        ge=1,
-        le=65536,
-        description="Nearest tokens that a query always sees, itself included; rounded up to blocks of 64.",
+    window: Annotated[int, Field(ge=1, le=65536)] = Field(
+        100, description="Nearest tokens that a query always sees, itself included; rounded up to blocks of 64."
     )
     from_length: int = Field(16384, ge=256, le=1_048_576, description="Shorter documents use dense attention.")
-    recall: float = Field(
-        0.95,
-        gt=0,
-        le=1,
-        description="Share of dense attention that should be kept; a lower share is reported as a fault.",
+    recall: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.95, description="Share of dense attention that should be kept; a lower share is reported as a fault."
     )
 
     @property

@@ -85,9 +85,7 @@ class Reader:
             ValueError: The value is not a whole number from ``least`` up, or the field is missing without a default.
         """
         value = self.take(path, default)
-        if value is default:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        if value is not default and (type(value) is not int or not least <= value <= _MOST):
             raise ValueError(f"{assignment(path, value)} is not a whole number from {least} to {_MOST:,}")
         return value
 
@@ -98,9 +96,7 @@ class Reader:
             ValueError: The value is of another type, or the field is missing and has no default.
         """
         value = self.take(path, default)
-        if value is default:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        if value is not default and (type(value) not in (int, float) or not abs(value) <= sys.float_info.max):
             raise ValueError(f"{assignment(path, value)} is not a finite number")
         return value
 
@@ -246,21 +242,17 @@ def model_section(reader: Reader) -> dict[str, Any]:
                 reader.refuse(f"{_AT}{name}", size, remark)
         norm, ranks = reader.take(f"{_AT}rmsnorm_type", "triton"), reader.whole("parallelism.tp")
         if norm == "triton" and ranks > 1:
-            reader.note(
-                f"{_AT}rmsnorm_type", norm,
-                f"under BOOST's tensor parallelism this norm is over each rank's shard alone, another function for "
-                f"every parallelism.tp (here {ranks}); all norms here are over the whole hidden state, as BOOST's sync "
-                f"and online are; compare with a run of rmsnorm_type=sync",
-            )  # fmt: skip
+            there = f"is over each rank's shard alone, another function for every parallelism.tp (here {ranks})"
+            here = "all norms here are over the whole hidden state, as BOOST's sync and online are"
+            remark = f"under BOOST's tensor parallelism this norm {there}; {here}"
+            reader.note(f"{_AT}rmsnorm_type", norm, f"{remark}; compare with a run of rmsnorm_type=sync")
         elif norm not in ("triton", "sync", "online"):
             reader.refuse(f"{_AT}rmsnorm_type", norm, "no such norm in BOOST; it has triton, sync and online")
         gated = reader.flag(f"{_AT}both_act", False)
         optional |= {"rank": attention, "gate_activation": True if gated else None}
     if reader.flag(f"{_AT}rope_interleaved", False):
-        remark = (
-            "rotary embeddings rotate halves of a head here, not neighbours: the same except for the order of weights"
-        )
-        reader.note(f"{_AT}rope_interleaved", True, remark)
+        remark = "rotary embeddings rotate halves of a head here, not neighbours"
+        reader.note(f"{_AT}rope_interleaved", True, f"{remark}: the same except for the order of weights")
 
     # Where the weights start.
     if (std := reader.number("model.init_method.std", None)) is not None:
@@ -268,11 +260,9 @@ def model_section(reader: Reader) -> dict[str, Any]:
     if reader.take("model.init_method.use_mup", False):
         reader.refuse("model.init_method.use_mup", True, "maximal update parametrization is not supported here")
     if (path := reader.take("model.init_method.path", None)) is not None:
-        remark = (
-            "leave it out; convert these weights with `python -m boost_core.convert start` and name the result in "
-            "checkpoint.weights_from of the job"
-        )
-        reader.refuse("model.init_method.path", path, remark)
+        remedy = "convert these weights with `python -m boost_core.convert start`"
+        remedy += " and name the result in checkpoint.weights_from of the job"
+        reader.refuse("model.init_method.path", path, f"leave it out; {remedy}")
 
     # Whatever else may change the function: values other than ours and unknown fields.
     for field, same in _THE_SAME_HERE.items():

@@ -11,7 +11,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     field_validator,
     model_validator,
@@ -69,22 +69,14 @@ class Layout:
     @classmethod
     def of(cls, sizes: ParallelSizes) -> "Layout":
         """The layout given by a configuration or a report."""
-        return cls(
-            sizes.tensor_parallel_size,
-            sizes.pipeline_parallel_size,
-            sizes.data_parallel_size,
-            sizes.context_parallel_size,
-        )
+        tensor, pipeline = sizes.tensor_parallel_size, sizes.pipeline_parallel_size
+        return cls(tensor, pipeline, sizes.data_parallel_size, sizes.context_parallel_size)
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes under the job file's names."""
-        return {
-            "tensor_parallel_size": self.tp,
-            "pipeline_parallel_size": self.pp,
-            "data_parallel_size": self.dp,
-            "context_parallel_size": self.cp,
-        }
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size")
+        return dict(zip(names, (self.tp, self.pp, self.dp, self.cp), strict=True))
 
     @property
     def world_size(self) -> int:
@@ -137,6 +129,7 @@ ContextSize = Annotated[int, Field(ge=1, le=MOST_CONTEXT)]
 RecomputeMode = Literal["none", "latent", "shared", "full", "offload"]
 BlockCount = Annotated[int, Field(ge=0, le=100_000)]
 StageLayers = Annotated[tuple[Annotated[int, Field(ge=1, le=100_000)], ...], Field(max_length=64)]
+MessageSize = Annotated[int, Field(ge=0, le=2**30)]  # bytes
 ModeRuns = tuple[tuple[RecomputeMode, int], ...]  # modes, each with its number of consecutive blocks
 
 
@@ -168,14 +161,12 @@ TRAITS: Mapping[RecomputeMode, ModeTraits] = {
 class SymmetricMemoryConfig(Config):
     """Message sizes up to which symmetric memory was measured to be faster than NCCL."""
 
-    one_shot_bytes: int = Field(
-        ge=0, le=2**30, description="For messages up to this size, every rank reads those of all others and sums them."
+    one_shot_bytes: MessageSize = Field(
+        description="For messages up to this size, every rank reads those of all others and sums them."
     )
-    two_shot_bytes: int = Field(
-        ge=0,
-        le=2**30,
+    two_shot_bytes: MessageSize = Field(
         description="For larger messages up to this size, every rank sums a part and writes it to all. Still larger "
-        "ones go through NCCL.",
+        "ones go through NCCL."
     )
 
     @field_validator("two_shot_bytes")
@@ -317,15 +308,13 @@ class ParallelismConfig(Config):
 
     @field_validator("recompute", mode="wrap")
     @classmethod
-    def _one_mode_or_a_list(cls, value: Any, _: ValidatorFunctionWrapHandler) -> Any:
+    def _one_mode_or_a_list(cls, value: Any, _: Any) -> Any:
         """Report what is wrong with the one that was meant: a union's error would mention both."""
         if isinstance(value, dict | StageModes):
-            raise ValueError(
-                "modes of blocks must be a list with an entry for each pipeline stage, such as [{latent: 6, none: 4}]"
-            )
-        return (
-            _RECOMPUTE_LIST.validate_python(value) if isinstance(value, list | tuple) else _MODE.validate_python(value)
-        )
+            form = "must be a list with an entry for each pipeline stage, such as [{latent: 6, none: 4}]"
+            raise ValueError(f"modes of blocks {form}")
+        meant: TypeAdapter[Any] = _RECOMPUTE_LIST if isinstance(value, list | tuple) else _MODE
+        return meant.validate_python(value)
 
     @property
     def stages(self) -> int:
@@ -354,17 +343,12 @@ class ParallelismConfig(Config):
         """The number of a model's blocks in each mode."""
         if not isinstance(self.recompute, tuple):
             return dict(self.modes(0, blocks))
-        counts: Counter[RecomputeMode] = Counter()
-        for stage in self.recompute:
-            counts.update(dict(stage.runs))
-        return counts
+        return sum((Counter(dict(stage.runs)) for stage in self.recompute), Counter[RecomputeMode]())
 
     @property
     def keeps_on_host(self) -> bool:
         """Whether any block keeps tensors for its backward pass on the host; not known of ``auto`` (``report.at``)."""
-        named = self.recompute
-        modes = {named} if isinstance(named, str) else {mode for stage in named for mode, _ in stage.runs}
-        return any(mode != "auto" and TRAITS[mode].on_host for mode in modes)
+        return self.recompute != "auto" and any(TRAITS[mode].on_host for mode in self.modes_of_all(blocks=1))
 
     @property
     def world_size(self) -> int:
@@ -407,19 +391,15 @@ _PAIR: TypeAdapter[tuple[int, int]] = TypeAdapter(Pair)
 _TRIPLE: TypeAdapter[tuple[int, int, int]] = TypeAdapter(Triple)
 
 
-def _pair_or_triple(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[int, int] | tuple[int, int, int]:
+def _pair_or_triple(value: Any, _: Any) -> tuple[int, int] | tuple[int, int, int]:
     """Validate as either a pair or a triple, so that errors do not mention both as a union's would."""
     three = isinstance(value, list | tuple) and len(value) > 2
     return _TRIPLE.validate_python(value) if three else _PAIR.validate_python(value)
 
 
-def _in_one(schema: dict[str, Any]) -> None:
-    """Merge both forms into one list, so that editors' errors do not mention both."""
-    pair, triple = schema.pop("anyOf")
-    schema.update(triple, minItems=pair["minItems"])
-
-
-ReplicaSizes = Annotated[Pair | Triple, WrapValidator(_pair_or_triple), Field(json_schema_extra=_in_one)]
+# In the schema one list, so that editors' errors do not mention both, either.
+_EITHER_FORM = WithJsonSchema(_TRIPLE.json_schema() | {"minItems": len(get_args(Pair))})
+ReplicaSizes = Annotated[Pair | Triple, WrapValidator(_pair_or_triple), _EITHER_FORM]
 LayoutList = Annotated[tuple[ReplicaSizes, ...], Field(max_length=16)]
 Chosen = Annotated[tuple[tuple[TensorSize, PipelineSize, DataSize], ...], Field(max_length=MOST_LAYOUTS)]
 
@@ -471,7 +451,7 @@ class ElasticityConfig(Config):
 
     @field_validator("layouts", mode="wrap")
     @classmethod
-    def _auto_or_listed(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def _auto_or_listed(cls, value: Any, handler: Any) -> Any:
         """Report only the entry at fault; a union's error would mention all its types."""
         if value is None or value == "auto":
             return handler(value)
@@ -488,27 +468,23 @@ class ElasticityConfig(Config):
     @field_validator("data_parallel_size")
     @classmethod
     def _needed_without_auto(cls, value: DataParallelRange | None, info: Any) -> DataParallelRange | None:
-        if info.data.get("gpus") is not None:
-            return value  # gpus without layouts=auto is reported by itself
-        if value is None and info.data.get("layouts", "auto") != "auto":  # absent if layouts are invalid themselves
+        layouts, gpus = info.data.get("layouts", "auto"), info.data.get("gpus")  # absent if they are invalid themselves
+        if value is None and layouts != "auto" and gpus is None:  # gpus without layouts=auto is reported by itself
             raise PydanticKnownError("missing")
         return value
 
     @model_validator(mode="after")
     def _limits_of_one_kind(self) -> "ElasticityConfig":
-        problems = []
+        why = dict[str, str]()
         if self.automatic and self.gpus is None:
-            message = "required with layouts=auto, for example gpus: {min: 1, max: 8}"
-            problems.append(FieldProblem(("gpus",), None, message))
+            why["gpus"] = "required with layouts=auto, for example gpus: {min: 1, max: 8}"
         if self.automatic and self.data_parallel_size is not None:
-            message = "layouts=auto also chooses the number of replicas; leave it out, and limit gpus"
-            problems.append(FieldProblem(("data_parallel_size",), None, message))
+            why["data_parallel_size"] = "layouts=auto also chooses the number of replicas; leave it out, and limit gpus"
         if not self.automatic and self.gpus is not None:
-            message = "only goes with layouts=auto; set that, or limit data_parallel_size instead"
-            problems.append(FieldProblem(("gpus",), None, message))
+            why["gpus"] = "only goes with layouts=auto; set that, or limit data_parallel_size instead"
         if not self.automatic and self.resolved is not None:
-            problems.append(FieldProblem(("resolved",), None, "is only for layouts=auto; leave it out"))
-        raise_problems("ElasticityConfig", problems)
+            why["resolved"] = "is only for layouts=auto; leave it out"
+        raise_problems("ElasticityConfig", [FieldProblem((field,), None, each) for field, each in why.items()])
         return self
 
     @property
@@ -545,7 +521,7 @@ def strategy_of(model: ModelConfig, parallelism: ParallelismConfig) -> StrategyN
 
 def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
     """Why the chosen strategy does not support the family or the number of tensor parallel ranks."""
-    strategy, family = strategy_of(model, parallelism), model.family
+    strategy, family, norm = strategy_of(model, parallelism), model.family, parallelism.norm
     problems, unfit = [], ""
     if strategy == "fullrank" and family != "dense":
         unfit = f"fullrank splits dense matrices, but family={family} has low-rank pairs; use btp or vanilla"
@@ -559,41 +535,33 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
         unfit = "vanilla splits the latent among ranks, but LaX's norm and gate need it whole; use btp"
     if unfit:
         problems.append(FieldProblem(("parallelism", "strategy"), strategy, unfit))
-    elif strategy == "btp" and parallelism.norm == "sync" and not model.outputs_from_latents:
+    elif strategy == "btp" and norm == "sync" and not model.outputs_from_latents:
         message = f"sync norms what becomes latents, but family={family} reads more: use fused or online_paper"
-        problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
-    if strategy != "btp" and parallelism.norm != "fused":
-        message = (
-            f"norm={parallelism.norm} is for residual vectors split by btp; {strategy} keeps them whole: leave norm out"
-        )
-        problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
+        problems.append(FieldProblem(("parallelism", "norm"), norm, message))
+    if strategy != "btp" and norm != "fused":
+        message = f"norm={norm} is for residual vectors split by btp; {strategy} keeps them whole: leave norm out"
+        problems.append(FieldProblem(("parallelism", "norm"), norm, message))
 
     # Recomputing segments, and halves that alternate, take work that is local between two exchanges.
-    not_local = "norm=sync has a collective between them: use norm=fused" if parallelism.norm == "sync" else ""
+    not_local = "norm=sync has a collective between them: use norm=fused" if norm == "sync" else ""
     if strategy != "btp":
         not_local = f"{strategy} exchanges wide vectors between them: use btp"
     size, blocks, rank = parallelism.tensor_parallel_size, model.num_hidden_layers, model.rank or 0
     recompute, messages = parallelism.recompute, []
-    modes: set[str] = (
-        {recompute} if isinstance(recompute, str) else {mode for each in recompute for mode, _ in each.runs}
-    )
+    modes = {} if recompute == "auto" else parallelism.modes_of_all(blocks)
     if isinstance(recompute, tuple):
-        listed, named = len(recompute), sum(stage.blocks for stage in recompute)
-        if listed != parallelism.stages:
-            messages.append(
-                f"it lists {counted(listed, 'stage')}, but there are {parallelism.stages}; give an entry for each"
-            )
+        listed, stages, named = len(recompute), parallelism.stages, sum(stage.blocks for stage in recompute)
+        if listed != stages:
+            messages.append(f"it lists {counted(listed, 'stage')}, but there are {stages}; give an entry for each")
         elif named != blocks:
             messages.append(f"its counts add up to {named}, but model.num_hidden_layers is {blocks}; make them equal")
     for mode in (mode for mode in MODES if mode in modes and TRAITS[mode].again == "segments"):
         if not_local:
-            message = f"{mode} recomputes the work between two exchanges of latents; {not_local}"
-            messages.append(f"{message}, or use none or full")
+            work = f"{mode} recomputes the work between two exchanges of latents"
+            messages.append(f"{work}; {not_local}, or use none or full")
         elif TRAITS[mode].slices and rank % size:
-            messages.append(
-                f"{mode}: model.rank={rank} cannot be split equally among {size} tensor parallel ranks; use latent, or "
-                f"round up to model.rank={-(-rank // size) * size}"
-            )
+            uneven_rank = f"{mode}: model.rank={rank} cannot be split equally among {size} tensor parallel ranks"
+            messages.append(f"{uneven_rank}; use latent, or round up to model.rank={-(-rank // size) * size}")
     text = parallelism.recompute_text
     problems += [FieldProblem(("parallelism", "recompute"), text, message) for message in messages]
     if parallelism.split_micro_batch:

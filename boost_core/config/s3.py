@@ -13,7 +13,9 @@ import asyncio
 import random
 import re
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,6 +53,7 @@ _PERMISSIONS = {
     "put_object": "s3:PutObject",
     "upload_part": "s3:PutObject",
 }
+_LATE = "{}: the store has not answered in full within {:.0f} s"
 _DENIED = ("AccessDenied", "403")  # of a HEAD, there is but the status
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -87,6 +90,7 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     ) -> None:  # fmt: skip
         own = {"retries": {"total_max_attempts": 1}}
         session = _Session(profile=profile)
+        session.set_default_client_config(AioConfig(http_session_cls=_NoRedirectSession))
         super().__init__(config_kwargs={**(config_kwargs or {}), **own}, session=session, **options)
         self.call_seconds, self.attempts = float(call_seconds), int(attempts)  # as text from the environment
 
@@ -131,12 +135,13 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             raise
         except RedirectRefused as error:
             raise RedirectRefused(f"{what}: {error}") from error
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise unusable(f"{what}: {_message_of(error)}") from error
-            raise _too_late(what, seconds, failures) from error
-        except OSError as error:
-            if _is_transient(error):
+        except (OSError, BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
+            timed_out = isinstance(error, TimeoutError)
+            if timed_out and deadline.expired():
+                # Why the last attempt failed says more than that the time is up.
+                before = f"; the attempt before failed with: {_message_of(failures[-1])}" if failures else ""
+                raise StoreTimeout(f"{_LATE.format(what, seconds)}{before}") from error
+            if timed_out or not isinstance(error, OSError) or _is_transient(error):
                 raise unusable(f"{what}: {_message_of(error)}") from error
             # The same error of the same kind, with the operation, the object and the permission that it takes.
             text = f"{what}: {(message := _message_of(error))}"
@@ -144,8 +149,6 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 text += f"; this takes {_PERMISSIONS[method]}"
             kind = type(error)
             raise (kind(text) if error.errno is None else kind(error.errno, text)) from error
-        except (BotoCoreError, aiohttp.ClientError, ResponseParserError) as error:
-            raise unusable(f"{what}: {_message_of(error)}") from error
         if method == "get_object":
             size = expected = int(answer["ContentLength"])
             if part := _RANGE.fullmatch(ChainMap(named, *map(dict, reversed(others))).get("Range", "")):
@@ -183,7 +186,7 @@ class _Body:
             async with asyncio.timeout_at(self._until):
                 content: bytes = await self._body.read(amt)
         except (TimeoutError, ReadTimeoutError) as error:
-            raise _too_late(self._what, self._seconds, ()) from error
+            raise StoreTimeout(_LATE.format(self._what, self._seconds)) from error
         except (HTTPClientError, BotoCoreError, aiohttp.ClientError) as error:
             raise ShortAnswer(f"{self._what}: the answer was cut off: {error}") from error
         return content
@@ -194,11 +197,7 @@ class _Body:
 
 
 class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
-    """aiobotocore's session, whose clients follow no redirects; those that fetch credentials are among them."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.set_default_client_config(AioConfig(http_session_cls=_NoRedirectSession))
+    """aiobotocore's session, of which also the clients that fetch credentials follow no redirects."""
 
     def _create_credential_resolver(self) -> Any:
         resolver = super()._create_credential_resolver()
@@ -215,8 +214,9 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
 class _NoRedirectSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """aiobotocore's HTTP session, which follows no redirects."""
 
-    async def _get_session(self, proxy_url: str | None) -> "_WithoutRedirects":
-        return _WithoutRedirects(await super()._get_session(proxy_url))
+    async def _get_session(self, proxy_url: str | None) -> SimpleNamespace:
+        session = await super()._get_session(proxy_url)
+        return SimpleNamespace(request=partial(session.request, allow_redirects=False))  # ``send`` needs but this
 
     async def send(self, request: Any) -> Any:
         """Send a request.
@@ -231,25 +231,13 @@ class _NoRedirectSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore h
         if "x-amz-bucket-region" in answer.headers and (urlsplit(request.url).hostname or "").endswith(_OF_AWS):
             return answer  # botocore asks AWS in that region
         answer.raw.close()
-        raise RedirectRefused(
-            f"{_place(request.url)} redirects to {_place(target)}, which is not followed, because requests carry "
-            f"credentials; if that is the right place, set it as the endpoint{_region_in(answer.headers)}"
-        )
+        why = "which is not followed, because requests carry credentials"
+        remedy = f"if that is the right place, set it as the endpoint{_region_in(answer.headers)}"
+        raise RedirectRefused(f"{_place(request.url)} redirects to {_place(target)}, {why}; {remedy}")
 
 
 class _MetadataSession(_RefCountedSessionMixin, _NoRedirectSession):  # type: ignore[misc]
     """The same for clients of container and instance metadata, which open it for each request."""
-
-
-class _WithoutRedirects:
-    """An aiohttp session of which ``send`` of aiobotocore needs but this."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    async def request(self, method: str, **named: Any) -> aiohttp.ClientResponse:
-        """Send a request, and return the answer even if it is a redirect."""
-        return await self._session.request(method, allow_redirects=False, **named)
 
 
 def _place(target: str) -> str:
@@ -273,12 +261,6 @@ def _region_in(headers: Mapping[str, str], region: str | None = None) -> str:
     """
     region = headers.get("x-amz-bucket-region") or region or ""
     return f"; the bucket is in the region {region}, so set that region" if _REGION.fullmatch(region) else ""
-
-
-def _too_late(what: str, seconds: float, failures: Sequence[Exception]) -> StoreTimeout:
-    """The error of a call whose time is up; why its last attempt failed says more than that."""
-    before = f"; the attempt before failed with: {_message_of(failures[-1])}" if failures else ""
-    return StoreTimeout(f"{what}: the store has not answered in full within {seconds:.0f} s{before}")
 
 
 def _is_transient(error: Exception) -> bool:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from errno import EACCES
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -32,24 +32,16 @@ _OUTSIDE = "leads outside of what this tenant may use"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
 
 
-def _unconfined(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of a disk, which a confined one does not have."""
+def _if_confined(operation: Callable[..., Any] | None, name: str = "") -> Callable[..., Any]:
+    """An operation of a confined disk, which has none of this name if it is ``None``; any other disk has fsspec's."""
+    name = operation.__name__ if operation else name
 
-    def refused_if_confined(self: "Disk", *arguments: Any, **named: Any) -> Any:
-        if self.beneath is not None:
-            raise NotImplementedError("a confined disk has no such operation; nothing needs it")
-        return operation(self, *arguments, **named)
-
-    return refused_if_confined
-
-
-def _if_confined(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of a confined disk; any other has fsspec's of that name."""
-
-    @wraps(operation)
+    @wraps(operation or getattr(LocalFileSystem, name))
     def of_the_disk(self: "Disk", *arguments: Any, **named: Any) -> Any:
         if self.beneath is None:
-            return getattr(super(Disk, self), operation.__name__)(*arguments, **named)
+            return getattr(super(Disk, self), name)(*arguments, **named)
+        if operation is None:
+            raise NotImplementedError("a confined disk has no such operation; nothing needs it")
         return operation(self, *arguments, **named)
 
     return of_the_disk
@@ -167,30 +159,24 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def exists(self, path: str, **_: Any) -> bool:
         """Whether something is there that may be seen."""
-        return self._kind(path) is not None
-
-    def isfile(self, path: str) -> bool:
-        """Whether it is a file that may be seen."""
-        return self._kind(path) == "file"
-
-    def isdir(self, path: str) -> bool:
-        """Whether it is a folder that may be seen."""
-        return self._kind(path) == "directory"
-
-    def _kind(self, path: str) -> str | None:
         try:
-            return str(self.info(path)["type"])
+            self.info(path)
         except OSError:
-            return None
+            return False
+        return True
+
+    # By ``info``, unlike the local disk's: what may not be seen is neither.
+    isfile: ClassVar[Callable[..., bool]] = fsspec.AbstractFileSystem.isfile
+    isdir: ClassVar[Callable[..., bool]] = fsspec.AbstractFileSystem.isdir
 
     def _open(self, path: str, mode: str = "rb", **named: Any) -> Any:
         """Open a file; what is read has to be a regular one, at which nobody waits, as at a pipe without a writer."""
         path = self._strip_protocol(path)
         if mode == "rb":
-            _refuse_irregular(path, self.status(path))  # first, because opening a device may have side effects
+            refuse_irregular(self, path)  # first, because opening a device may have side effects
             descriptor = self.descriptor(path, _WITHOUT_WAITING)
             try:
-                _refuse_irregular(path, os.fstat(descriptor))  # the file opened, which may have replaced that one
+                refuse_irregular(self, path, descriptor)  # the file opened, which may have replaced that one
             except Unreadable:
                 os.close(descriptor)
                 raise
@@ -226,10 +212,6 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         except FileExistsError:
             if not exist_ok or not self.isdir(path):
                 raise
-
-    def rmdir(self, path: str) -> None:
-        """Remove an empty folder."""
-        self._at(path, os.rmdir)
 
     def rm_file(self, path: str) -> None:
         """Remove a file, or a link and not what it leads to."""
@@ -282,16 +264,13 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         with self._place(path, follow=False) as (folder, name):
             change(name, dir_fd=folder)
 
-    def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
-        """Create a file, or empty it."""
-        with self.open(path, "wb" if truncate else "ab"):
-            pass
-
     # What nothing needs on a confined disk.
-    lexists = _unconfined(LocalFileSystem.lexists)
-    chmod = _unconfined(LocalFileSystem.chmod)
-    link = _unconfined(LocalFileSystem.link)
-    symlink = _unconfined(LocalFileSystem.symlink)
+    lexists = _if_confined(None, "lexists")
+    chmod = _if_confined(None, "chmod")
+    link = _if_confined(None, "link")
+    symlink = _if_confined(None, "symlink")
+    touch = _if_confined(None, "touch")
+    rmdir = _if_confined(None, "rmdir")
 
 
 def confine(folders: Sequence[str] | None) -> None:
@@ -417,21 +396,27 @@ def read_small(filesystem: fsspec.AbstractFileSystem, path: str, most_bytes: int
     """
     if isinstance(filesystem, Disk):
         with filesystem.open(path, "rb") as stream:
-            _refuse_large(path, os.fstat(stream.fileno()).st_size, most_bytes)
-            content: bytes = stream.read(most_bytes + 1)
-        _refuse_large(path, len(content), most_bytes)
-        return content
-    info = filesystem.info(path)
-    if info["type"] != "file":
-        raise Unreadable(f"{path!r} is not a regular file; check the path")
-    size = int(info["size"])
-    _refuse_large(path, size, most_bytes)
-    remote: bytes = filesystem.cat_file(path, start=0, end=size) if size else b""
-    return remote
+            size = os.fstat(stream.fileno()).st_size
+            content = bytes(stream.read(most_bytes + 1)) if size <= most_bytes else b""
+        size = max(size, len(content))  # it may have grown
+    else:
+        info = filesystem.info(path)
+        if info["type"] != "file":
+            raise Unreadable(f"{path!r} is not a regular file; check the path")
+        size = int(info["size"])
+        content = bytes(filesystem.cat_file(path, start=0, end=size)) if 0 < size <= most_bytes else b""
+    if size > most_bytes:
+        raise Unreadable(f"{path!r} has {size} bytes, and {most_bytes} is the limit; check the path")
+    return content
 
 
-def refuse_irregular(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
+def refuse_irregular(filesystem: fsspec.AbstractFileSystem, path: str, descriptor: int | None = None) -> None:
     """Refuse what is not a regular file on a local disk, where opening a pipe would wait for a writer.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+        descriptor: Of the file opened there; default: whatever is there now.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -439,14 +424,6 @@ def refuse_irregular(filesystem: fsspec.AbstractFileSystem, path: str) -> None:
         OSError: It cannot be looked at.
     """
     if isinstance(filesystem, Disk):
-        _refuse_irregular(path, filesystem.status(path))
-
-
-def _refuse_irregular(path: str, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise Unreadable(f"{path!r} is not a regular file; check the path")
-
-
-def _refuse_large(path: str, size: int, most_bytes: int) -> None:
-    if size > most_bytes:
-        raise Unreadable(f"{path!r} has {size} bytes, and {most_bytes} is the limit; check the path")
+        status = filesystem.status(path) if descriptor is None else os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable(f"{path!r} is not a regular file; check the path")

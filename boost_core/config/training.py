@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import gcd
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from boost_core.config.base import SOURCE_SCHEMES, Config, Count, Location, Share, refuse_unserved, spelled
@@ -26,38 +26,40 @@ MIXTURE_PERIOD = 4096
 
 DatasetName = Annotated[
     str,
-    StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"),
+    Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"),
     spelled("lower-case letters, digits, dots and hyphens, at most 63, starting with a letter or digit"),
 ]
 
 
-def _at_most(count: int, remedy: str) -> BeforeValidator:
-    """Refuse longer lists with a single error rather than one for each entry."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | tuple) and len(value) > count:
-            raise ValueError(f"has {len(value)} entries; {remedy}")
-        return value
-
-    return BeforeValidator(check)
+# The most entries of a list, and what to do about more.
+_MOST_ENTRIES = {
+    "paths": (_MOST_PATHS, "name folders or globs instead of files"),
+    "mixture": (_MOST_SOURCES, f"give at most {_MOST_SOURCES} sources"),
+    "validation": (MOST_VALIDATION_SETS, f"give at most {MOST_VALIDATION_SETS} sets"),
+}
 
 
-def _few_paths(value: Any) -> Any:
-    """Refuse a mixture with too many paths in total, with a single error."""
-    paths = [source.get("paths") for source in value if isinstance(source, dict)] if isinstance(value, list) else []
-    count = sum(len(each) for each in paths if isinstance(each, list))
-    if count > _MOST_PATHS:
-        raise ValueError(f"its sources have {count} paths; give at most {_MOST_PATHS}: name folders or globs")
+def _few(value: Any, info: Any) -> Any:
+    """Refuse a list that is too long, or sources with too many paths in total, with one error rather than many."""
+    most, remedy = _MOST_ENTRIES[info.field_name]
+    if isinstance(value, list | tuple) and len(value) > most:
+        raise ValueError(f"has {len(value)} entries; {remedy}")
+    if isinstance(value, list) and info.field_name != "paths":
+        paths = [source.get("paths") for source in value if isinstance(source, dict)]
+        count = sum(len(each) for each in paths if isinstance(each, list))
+        if count > _MOST_PATHS:
+            raise ValueError(f"its sources have {count} paths; give at most {_MOST_PATHS}: name folders or globs")
     return value
 
 
-EndToken = Annotated[str | None, Field(min_length=1, max_length=256)]
-
-
-def _check_end_of_document(token: str | None, info: Any) -> None:
+def _of_a_tokenizer(token: str | None, info: Any) -> str | None:
     """Refuse a token that ends a document where the tokenizer does not let the user choose it."""
     if token is not None and info.data.get("tokenizer") in (None, BYTES):
         raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
+    return token
+
+
+EndToken = Annotated[str | None, Field(min_length=1, max_length=256), AfterValidator(_of_a_tokenizer)]
 
 
 class SourceConfig(Config):
@@ -72,9 +74,7 @@ class SourceConfig(Config):
         description="text: one document per file; jsonl: one per line; parquet and arrow: one per row; dataset: a "
         "Hugging Face dataset saved to disk; tokenized: the output of `boost data tokenize`.",
     )
-    paths: Annotated[
-        tuple[Location, ...], Field(fail_fast=True), _at_most(_MOST_PATHS, "name folders or globs instead of files")
-    ] = Field(
+    paths: Annotated[tuple[Location, ...], Field(fail_fast=True), BeforeValidator(_few)] = Field(
         (),
         validate_default=True,
         description="Files, folders, globs, or file://, s3:// or hf://datasets/ URLs; text and jsonl also as .gz or "
@@ -88,13 +88,11 @@ class SourceConfig(Config):
     @classmethod
     def _paths_go_with_the_kind(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
         kind = info.data.get("kind")
-        if kind is not None and kind != "standard_library" and not value:
+        if kind not in (None, "standard_library") and not value:
             raise ValueError(f"kind={kind} needs at least one path, glob or URL in paths")
         if kind == "standard_library" and value:
-            raise ValueError(
-                "kind=standard_library takes no paths; use kind=text to train on your own files, or kind=jsonl, "
-                "parquet or arrow, as they are"
-            )
+            remedy = "use kind=text to train on your own files, or kind=jsonl, parquet or arrow, as they are"
+            raise ValueError(f"kind=standard_library takes no paths; {remedy}")
         for path in value:
             refuse_unserved(path, SOURCE_SCHEMES)
         return value
@@ -151,21 +149,17 @@ class DataConfig(Config):
     """What to train on, and how it is tokenized."""
 
     source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
-    mixture: Annotated[
-        tuple[WeightedSource, ...],
-        BeforeValidator(_few_paths),
-        _at_most(_MOST_SOURCES, f"give at most {_MOST_SOURCES} sources"),
-    ] = Field((), description="Several weighted sources, instead of source.")
+    mixture: Annotated[tuple[WeightedSource, ...], BeforeValidator(_few)] = Field(
+        (), description="Several weighted sources, instead of source."
+    )
     dataset: DatasetName | None = Field(
         None,
         description="Name of a dataset made by the service, instead of source; its shards are written into source "
         "and stay the same for this job.",
     )
-    validation: Annotated[
-        tuple[ValidationSet, ...],
-        BeforeValidator(_few_paths),
-        _at_most(MOST_VALIDATION_SETS, f"give at most {MOST_VALIDATION_SETS} sets"),
-    ] = Field((), description="Named sets to validate on, besides the part of the sources kept for validation.")
+    validation: Annotated[tuple[ValidationSet, ...], BeforeValidator(_few)] = Field(
+        (), description="Named sets to validate on, besides the part of the sources kept for validation."
+    )
     tokenizer: Location | None = Field(
         None,
         description="bytes, or the path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
@@ -179,67 +173,51 @@ class DataConfig(Config):
     documents_apart: bool = Field(
         False, description="Mask attention and loss across the documents packed into one sequence."
     )
-    validation_fraction: float = Field(
-        0.05, gt=0, lt=1, description="Share of the files kept for validation; tokenized sources are already split."
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.05,
+        validation_alias=AliasChoices("validation_fraction", "held_out_fraction"),  # its name in old job files
+        description="Share of the files kept for validation; tokenized sources are already split.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_old_name(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "held_out_fraction" in value and "validation_fraction" not in value:
-            value = dict(value)
-            value["validation_fraction"] = value.pop("held_out_fraction")  # its name in old job files
-        return value
-
-    @field_validator("mixture", "dataset", "validation", "tokenizer", "end_of_document")
+    @field_validator("mixture", "dataset", "validation", "tokenizer")
     @classmethod
     def _fields_go_together(cls, value: Any, info: Any) -> Any:
         """Check a field beside those before it, of which invalid ones are missing."""
-        source, mixture = info.data.get("source"), info.data.get("mixture", ())
+        source, mixture, problem = info.data.get("source"), info.data.get("mixture", ()), None
+        dataset, is_set = info.data.get("dataset"), value is not None
         match info.field_name:
             case "mixture":
-                if value and source is not None:
-                    raise ValueError(
-                        "data has a source and a mixture; put the source into the mixture, or leave one out"
-                    )
                 total = sum(each.weight for each in value)
-                for each in value:
-                    if each.weight * MIXTURE_PERIOD < total:
-                        raise ValueError(
-                            f"a weight of {each.weight:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; "
-                            "raise it, or drop its source"
-                        )
-                if len({each.is_tokens for each in value}) > 1:
-                    raise ValueError(
-                        "a mixture cannot combine tokenized sources and datasets with others; tokenize the others first"
-                    )
-            case "dataset" if value is not None:
-                if mixture:
-                    raise ValueError(
-                        "data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture"
-                    )
-                if source is not None and not source.is_tokens:
-                    raise ValueError("data has both a dataset and its own sources; leave one out")
+                light = next((each.weight for each in value if each.weight * MIXTURE_PERIOD < total), None)
+                if value and source is not None:
+                    problem = "data has a source and a mixture; put the source into the mixture, or leave one out"
+                elif light is not None:
+                    problem = f"a weight of {light:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; "
+                    problem += "raise it, or drop its source"
+                elif len({each.is_tokens for each in value}) > 1:
+                    problem = "a mixture cannot combine tokenized sources and datasets with others; "
+                    problem += "tokenize the others first"
+            case "dataset" if is_set and mixture:
+                problem = "data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture"
+            case "dataset" if is_set and source is not None and not source.is_tokens:
+                problem = "data has both a dataset and its own sources; leave one out"
             case "validation":
                 names = [each.name for each in value]
-                if twice := next((name for name in names if names.count(name) > 1), None):
-                    raise ValueError(f"two sets are named {twice!r}; give each its own name")
                 kinds = {each.is_tokens for each in (*value, source, *mixture) if each is not None}
                 if value and source is None and not mixture:
-                    kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
-                if len(kinds) > 1:
-                    raise ValueError(
-                        "sources and validation sets must be all tokenized, or none; tokenize the others first"
-                    )
-            case "tokenizer" if value is not None:
-                if info.data.get("dataset") is not None:
-                    raise ValueError("datasets come with their tokenizer; leave tokenizer out")
-                if any(each is not None and each.is_tokens for each in (source, *mixture)):
-                    raise ValueError("tokenized sources and datasets come with their tokenizer; leave tokenizer out")
-                if value != BYTES:
-                    refuse_unserved(value)
-            case "end_of_document":
-                _check_end_of_document(value, info)
+                    kinds.add(dataset is not None)  # else it is the standard library
+                if twice := next((name for name in names if names.count(name) > 1), None):
+                    problem = f"two sets are named {twice!r}; give each its own name"
+                elif len(kinds) > 1:
+                    problem = "sources and validation sets must be all tokenized, or none; tokenize the others first"
+            case "tokenizer" if is_set and dataset is not None:
+                problem = "datasets come with their tokenizer; leave tokenizer out"
+            case "tokenizer" if is_set and any(each is not None and each.is_tokens for each in (source, *mixture)):
+                problem = "tokenized sources and datasets come with their tokenizer; leave tokenizer out"
+            case "tokenizer" if is_set and value != BYTES:
+                refuse_unserved(value)
+        if problem is not None:
+            raise ValueError(problem)
         return value
 
     @property
@@ -326,7 +304,7 @@ class CorpusConfig(Config):
     )
     on_error: OnError = Field("fail", description="skip: leave out bad documents and list them in quarantine-*.jsonl.")
 
-    @field_validator("source", "tokenizer", "end_of_document", "filters")
+    @field_validator("source", "tokenizer", "filters")
     @classmethod
     def _documents_can_be_tokenized(cls, value: Any, info: Any) -> Any:
         match info.field_name:
@@ -334,8 +312,6 @@ class CorpusConfig(Config):
                 raise ValueError("kind=tokenized is tokens already; name the documents they were made from")
             case "tokenizer" if value != BYTES:
                 refuse_unserved(value)
-            case "end_of_document":
-                _check_end_of_document(value, info)
             case "filters":
                 measures = [each.measure for each in value]
                 if twice := next((each for each in measures if measures.count(each) > 1), None):
@@ -380,10 +356,8 @@ class TrainingConfig(Config):
         max_length=16,
         description="Smaller batches at the start, in order; then global_batch_size. Not with a pipeline.",
     )
-    tokens: int | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=10**18)] | None = Field(
         None,
-        ge=1,
-        le=10**18,
         description="Tokens to train on, such as 300B or 1.5T (K, M, B and T are powers of 1000), instead of steps, "
         "which are then as many as it takes.",
     )
@@ -449,30 +423,21 @@ class TrainingConfig(Config):
     @classmethod
     def _fields_go_together(cls, value: Any, info: Any) -> Any:
         """Check that samples are few and fit, and that batches grow."""
-        if info.field_name == "sample":
-            steps, length = info.data.get("steps"), info.data.get("sequence_length")
-            if value is None or steps is None or length is None:
-                return value
-            if steps > MOST_SAMPLINGS * value.every_steps:
-                raise ValueError(
-                    f"every {value.every_steps} of {steps} steps is more than {MOST_SAMPLINGS} times; make every_steps "
-                    f"{-(-steps // MOST_SAMPLINGS)} or more"
-                )
-            if value.max_new_tokens >= length:
-                raise ValueError(
-                    f"max_new_tokens={value.max_new_tokens} leaves no room for a prompt in a sequence of {length} "
-                    "tokens; ask for fewer"
-                )
-            return value
-        for before, after in pairwise(value):
-            if after.until_step <= before.until_step:
-                raise ValueError(
-                    f"until_step={after.until_step} comes after until_step={before.until_step}; put stages in order"
-                )
-        sizes = [*(stage.global_batch_size for stage in value), info.data.get("global_batch_size")]
-        for smaller, larger in pairwise(sizes):
-            if larger is not None and larger <= smaller:
-                raise ValueError(f"a batch of {larger} follows one of {smaller}; let batches grow up to the last")
+        steps, length, last = map(info.data.get, ("steps", "sequence_length", "global_batch_size"))
+        if info.field_name == "batch_size_warmup":
+            for before, after in pairwise(stage.until_step for stage in value):
+                if after <= before:
+                    raise ValueError(f"until_step={after} comes after until_step={before}; put stages in order")
+            for smaller, larger in pairwise([*(stage.global_batch_size for stage in value), last]):
+                if larger is not None and larger <= smaller:
+                    raise ValueError(f"a batch of {larger} follows one of {smaller}; let batches grow up to the last")
+        elif None not in (value, steps, length):
+            if steps > MOST_SAMPLINGS * (every := value.every_steps):
+                often = f"every {every} of {steps} steps is more than {MOST_SAMPLINGS} times"
+                raise ValueError(f"{often}; make every_steps {-(-steps // MOST_SAMPLINGS)} or more")
+            if (new := value.max_new_tokens) >= length:
+                room = f"max_new_tokens={new} leaves no room for a prompt in a sequence of {length} tokens"
+                raise ValueError(f"{room}; ask for fewer")
         return value
 
     @property

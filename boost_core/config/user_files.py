@@ -55,7 +55,13 @@ def no_text_column(schema: Any, field: str) -> str:
     """What is wrong with a schema of Arrow's that is to have a column of text; empty for a good one."""
     if (count := schema.names.count(field)) > 1:
         return f"has {count} columns {field!r}; rename all but one, or set text_field (--text-field) to another"
-    types = {each.name: "" if is_text(each.type) else str(each.type)[:_LONGEST_SHOWN] for each in schema}
+    import pyarrow as pa
+
+    types = {}
+    for each in schema:
+        of_type = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
+        is_text = of_type in (pa.string(), pa.large_string(), pa.string_view())
+        types[each.name] = "" if is_text else str(each.type)[:_LONGEST_SHOWN]
     return _no_text("column", types, field)
 
 
@@ -68,22 +74,12 @@ def no_text_field(record: Mapping[str, Any], field: str) -> str:
 def _no_text(kind: str, types: Mapping[str, str], field: str) -> str:
     """The same by the types of columns or fields, empty for text."""
     texts = [name for name, of_type in types.items() if not of_type]
-    remedy = (
-        f"set text_field (--text-field) to a {kind} of text: {_listed(texts)}"
-        if texts
-        else "convert it: only text is trained on"
-    )
+    remedy = "convert it: only text is trained on"
+    if texts:
+        remedy = f"set text_field (--text-field) to a {kind} of text: {_listed(texts)}"
     if field not in types:
         return f"has no {kind} {field!r}, but {_listed([*types])}; {remedy}"
     return types[field] and f"has a {kind} {field!r} that is {types[field]}, not text; {remedy}"
-
-
-def is_text(of_type: Any) -> bool:
-    """Whether a type of Arrow's is text, or a dictionary of text."""
-    import pyarrow as pa
-
-    value_type = of_type.value_type if pa.types.is_dictionary(of_type) else of_type
-    return value_type in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -91,32 +87,26 @@ def _listed(names: Sequence[str]) -> str:
     return (", ".join(repr(name)[:_LONGEST_SHOWN] for name in names[:_MOST_NAMED]) or "nothing") + more
 
 
-def count_tokens(content: bytes) -> int:
+def count_tokens(content: bytes, here: bool = False) -> int:
     """Number of tokens in a ``tokenizer.json`` of Hugging Face's tokenizers; large ones are parsed in another process.
 
     Args:
         content: The file, of at most ``MOST_TOKENIZER_BYTES``.
+        here: Whether to parse it in this process, however large it is.
 
     Raises:
         ValueError: It is not a ``tokenizer.json``.
     """
-    if len(content) <= _MOST_HERE_BYTES:
-        return _count(content)
     try:
-        command = [sys.executable, "-I", __file__, "tokenizer"]
-        done = subprocess.run(command, input=content, capture_output=True, timeout=_MOST_SECONDS, check=True)
-        return int(done.stdout)
-    except (subprocess.SubprocessError, ValueError) as error:
-        raise ValueError("not a tokenizer.json") from error
-
-
-def _count(content: bytes) -> int:
-    try:
+        if not here and len(content) > _MOST_HERE_BYTES:
+            command = [sys.executable, "-I", __file__, "tokenizer"]
+            done = subprocess.run(command, input=content, capture_output=True, timeout=_MOST_SECONDS, check=True)
+            return int(done.stdout)
         tokenizer = json.loads(content)
         vocabulary = tokenizer["model"]["vocab"]
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         return int(max([*ids, *(token["id"] for token in tokenizer.get("added_tokens", ()))])) + 1
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("not a tokenizer.json") from error
 
 
@@ -149,4 +139,4 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (_memory, _memory))
     if sys.argv[1] == "schemas":
         sys.exit(_print_problems(sys.argv[2]))
-    sys.stdout.write(f"{_count(sys.stdin.buffer.read())}\n")
+    sys.stdout.write(f"{count_tokens(sys.stdin.buffer.read(), here=True)}\n")

@@ -20,9 +20,9 @@ latents; s = 2, keys and values.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -30,20 +30,19 @@ from boost_core.context.exchange import (
     Arrivals,
     AttentionSum,
     GradientSum,
-    KeyLatents,
     KeyMaker,
     LatentRoute,
     LocalGradients,
     LocalKeys,
     QueryLatents,
     Stage,
+    StageAttention,
     StageAttentions,
     TaskMaker,
 )
 from boost_core.context.plan import ContextPlan, rank_work
 from boost_core.context.task_offload import (
     Attended,
-    LocalQueries,
     MovedLatents,
     MovedQueries,
     MovedRows,
@@ -52,7 +51,6 @@ from boost_core.context.task_offload import (
     RemoteQueries,
     Returning,
     TaskGradients,
-    no_gradients,
 )
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Attended as BlockAttended
@@ -60,11 +58,10 @@ from boost_core.model.attention import Heads, Rotation, normed_heads
 from boost_core.model.low_rank import Bottleneck
 from boost_core.parallel.btp import Exchanged
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.recompute import Crossing, Segments
+from boost_core.parallel.recompute import Crossing, Segments, end_turn
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
     """What a rank sends in the forward pass, without their gradients' history.
 
     Attributes:
@@ -111,33 +108,34 @@ class LayerAttention:
             query, key, value = (x_Td.view(len(x_Td), -1, block.head_size) for x_Td in turned)
 
             # What keys and values are made from, and queries, as far as other ranks make them themselves.
-            of_keys, of_queries = None, None
+            maker, task_maker, sent_Tr = None, None, list[torch.Tensor]()
             bottleneck = block.query_key_value
-
             scales = [[bottleneck.declared(f"{of}_scale")] if block.qk_norm else [] for of in ("query", "key")]
             if self.attention.sends_latents:
                 of = cast(Bottleneck, bottleneck)
-                _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
+                _, *sent_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
                 weights = [of.up_of(1), of.up_of(2), *scales[1]]
-                of_keys = KeyLatents(key_Tr, value_Tr, KeyMaker(weights, partial(_heads_of, block), block.sinks))
+                maker = KeyMaker(weights, partial(_heads_of, block), block.sinks)
             if self.attention.moves_latents:
                 weights = [cast(Bottleneck, bottleneck).up_of(0), *scales[0]]
                 down_dr = block.output.declared("down").flatten(1)
                 task_maker = TaskMaker(
                     weights, lambda z_nr, *others: _heads_of(block, [z_nr], *others)[0], down_dr, block.sinks
                 )
-                of_queries = QueryLatents(latents[0][0], task_maker)
-            return *self.save(query, key, value, of_keys, of_queries), latents
+                sent_Tr.append(latents[0][0])
+            return *self.save(query, key, value, maker, task_maker, *sent_Tr), latents
 
         query_The, keys, latents = segments(saved, exchanged, carried)
         with torch.no_grad():
             self.in_flight = self.attention.send(query_The, keys, backward=False)
         del keys  # which are in flight
-        attended_The = await segments.keys(partial(self.finish, query_The))
+        if segments.lookahead.overlapped:
+            await end_turn()
+        attended_The = self.finish(query_The)
         partials = block.output.down_project(attended_The.flatten(1))
         if self.attention.moves_latents:
             partials = [
-                replace(part, compute=partial(lambda part: self.with_returned(query_The, part.compute()), part))
+                part._replace(compute=partial(lambda part: self.with_returned(query_The, part.compute()), part))
                 for part in partials
             ]
 
@@ -150,8 +148,8 @@ class LayerAttention:
         return partials, latents, send_ahead_of
 
     def save(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None,
-        of_queries: QueryLatents | None,
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, maker: KeyMaker | None,
+        task_maker: TaskMaker | None, *latents_Tr: torch.Tensor,
     ) -> tuple[torch.Tensor, Keys]:  # fmt: skip
         """Save for the backward pass what is sent in the forward pass, and again in the backward pass.
 
@@ -159,8 +157,9 @@ class LayerAttention:
             query_The: Queries of this rank's tokens, turned by their positions, as keys are; h is a multiple of j.
             key_Tje: Their keys.
             value_Tje: Their values.
-            latents: The latents of keys and values, if latents are sent.
-            of_queries: The latents of queries, if those of offloaded tasks are sent.
+            maker: Makes keys and values from latents, if these are sent.
+            task_maker: Makes queries from latents, if those of offloaded tasks are sent.
+            latents_Tr: The latents that are sent, those of queries last.
 
         Returns:
             The queries, and what ``ContextAttention.send`` sends.
@@ -170,12 +169,9 @@ class LayerAttention:
         """
         if len(query_The) != self.attention.tokens:
             raise ValueError(f"{len(query_The)} tokens are not the {self.attention.tokens} that the plan has here")
-        maker, sent = (latents.maker, latents[:2]) if latents else (None, ())
-        task_maker, moved = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
-        query_The, keys_Tsje = _Save.apply(  # type: ignore[no-untyped-call]
-            query_The, key_Tje, value_Tje, self.attention, maker, task_maker, *sent, *moved
-        )
-        return query_The, Keys(keys_Tsje, maker, task_maker, [each.detach() for each in (*sent, *moved)])
+        inputs = query_The, key_Tje, value_Tje, self.attention, maker, task_maker, *latents_Tr
+        query_The, keys_Tsje = _Save.apply(*inputs)  # type: ignore[no-untyped-call]
+        return query_The, Keys(keys_Tsje, maker, task_maker, [latent_Tr.detach() for latent_Tr in latents_Tr])
 
     def finish(self, query_The: torch.Tensor) -> torch.Tensor:
         """Attention, ``[T, h, e]``, of the queries that ``save`` has returned. All ranks of the group call it.
@@ -238,18 +234,18 @@ class _Save(torch.autograd.Function):
             add()
         ctx.returning = None
         maker, task_maker, route = ctx.maker, ctx.task_maker, ctx.attention.route
-        of_latents: Sequence[torch.Tensor | None] = ()
+        of_latents = list[torch.Tensor | None]()
         if route is not None and maker is not None and local.share is not None:
             for weight, gradient in zip(maker.weights, local.weights, strict=True):
                 maker.sinks.add(weight, gradient)
-            of_latents = route.in_place(local.share.to(dtype), 2)
-        of_queries: Sequence[torch.Tensor | None] = ()
+            of_latents += route.in_place(local.share.to(dtype), 2)
         if task_maker is not None:  # the queries' latents travel
-            of_weights = of_tasks.of_weights if of_tasks else no_gradients(task_maker)
-            for weight, gradient in zip((*task_maker.weights, task_maker.down), of_weights, strict=True):
+            its_weights = *task_maker.weights, task_maker.down
+            of_weights = of_tasks.of_weights if of_tasks else [torch.zeros_like(weight) for weight in its_weights]
+            for weight, gradient in zip(its_weights, of_weights, strict=True):
                 task_maker.sinks.add(weight, gradient)
-            of_queries = (of_tasks.of_latents() if of_tasks else None,)
-        return gradients[0], *local.keys.to(dtype).unbind(1), None, None, None, *of_latents, *of_queries
+            of_latents.append(of_tasks.of_latents() if of_tasks else None)
+        return gradients[0], *local.keys.to(dtype).unbind(1), None, None, None, *of_latents
 
 
 class _Finish(torch.autograd.Function):
@@ -309,8 +305,7 @@ def _send_again(saved_node: Any) -> None:
 # Attention of a window whose tokens are partitioned over the ranks of a context parallel group.
 
 
-@dataclass(frozen=True)
-class InFlight:
+class InFlight(NamedTuple):
     """What a rank has started to send and receive for one layer's forward pass.
 
     Attributes:
@@ -322,8 +317,7 @@ class InFlight:
     keys: Arrivals
 
 
-@dataclass(frozen=True)
-class ReturningGradients:
+class ReturningGradients(NamedTuple):
     """Gradients of what a rank sent to others, of which those of the last stage may be under way.
 
     Attributes:
@@ -374,7 +368,8 @@ class ContextAttention:
         self.sends_latents = route is not None and route.nodes is not None
         self.moves_latents = route is not None and route.moves
         self.tokens = len(work.chunks) * window.chunk_tokens
-        self._local = StageAttentions.of(work, window.sees, device)
+        both = (StageAttention(pieces, window.sees, device) for pieces in (work.pieces, work.remote_pieces))
+        self._local = StageAttentions(*both)
         self.moved: MovedQueries | MovedLatents | None = None
         if work.queries is not None:
             rows = MovedRows(work.queries, window.chunk_tokens, communicator, device)
@@ -396,18 +391,20 @@ class ContextAttention:
             keys: What ``LayerAttention.save`` has returned.
             backward: Whether this is for the backward pass, so that gradients come back.
         """
-        share_Tc = self.route.share(*keys.latents[:2]) if self.route and keys.maker else None
+        share_Tc = None
+        if self.route and keys.maker:
+            share_Tc = torch.cat([self.route.columns(x_Tr) for x_Tr in keys.latents[:2]], 1)
         of_queries = QueryLatents(keys.latents[-1], keys.task_maker) if keys.task_maker else None
         requested = None
         if self.moved and not backward:
-            requested = self.moved.request(LocalQueries(query_The.detach(), of_queries))
+            requested = self.moved.request(query_The.detach(), of_queries)
         local = LocalKeys(keys.keys, share_Tc, keys.maker, backward, of_queries)
         ahead = len(self._stages) if self.of_a_half else 1
         return InFlight(requested, Arrivals(local, self._local, self._stages, ahead))
 
     def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[Attended, Returning | None]:
         """The output, ``[T, h, e]``, with log-sum-exps, ``[T, h]`` in fp32 at least; and its latents on their way."""
-        come, local = in_flight.queries, AttentionSum.begin(query_The)
+        come, local = in_flight.queries, AttentionSum(query_The)
         remote: RemoteQueries | None = None
         for _, attention, stage_keys in in_flight.keys:
             local.attend(attention.local, stage_keys.keys)
@@ -429,15 +426,14 @@ class ContextAttention:
             keys: The keys, on their way again.
             attended: What the forward pass has saved.
         """
-        dtype, queries = attended.lse.dtype, LocalQueries(query_The, keys.local.of_queries)
-        come = self.moved.request_gradients(queries, attended, of_outputs) if self.moved else None
-        local = GradientSum.begin(query_The, of_outputs.dout, attended.out, attended.lse)
+        dtype, made_of = attended.lse.dtype, keys.local.of_queries
+        come = self.moved.request_gradients(query_The, made_of, attended, of_outputs) if self.moved else None
+        local = GradientSum(query_The, of_outputs.dout, attended.out, attended.lse)
         remote: RemoteGradients | None = None
-        keys_Tsje, share_Tc = torch.zeros_like(keys.local.keys, dtype=dtype), None
-        if keys.local.share is not None:
-            share_Tc = torch.zeros_like(keys.local.share, dtype=dtype)
-        weights = keys.local.maker.weights if keys.local.maker else ()
-        gradients = LocalGradients(keys_Tsje, share_Tc, [torch.zeros_like(x, dtype=dtype) for x in weights])
+        sent, weights = keys.local, keys.local.maker.weights if keys.local.maker else ()
+        share_Tc = None if sent.share is None else torch.zeros_like(sent.share, dtype=dtype)
+        dweights = [torch.zeros_like(weight, dtype=dtype) for weight in weights]
+        gradients = LocalGradients(torch.zeros_like(sent.keys, dtype=dtype), share_Tc, dweights)
         adds: Sequence[Callable[[], None]] = ()
         for stage, attention, stage_keys in keys:
             dkeys_nsje = torch.zeros_like(stage_keys.keys, dtype=dtype) if stage else gradients.keys

@@ -26,7 +26,7 @@ latents; h heads, j heads of keys and values, e head size; m queries of a piece;
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, islice
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 
 from boost_core.context.placement import Window
-from boost_core.context.plan import Piece, RankWork, Span, StageWork, Traffic
+from boost_core.context.plan import Piece, Span, StageWork, Traffic
 from boost_core.model.attention import Rotation, reads_lengths_on_device
 from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import Communicator
@@ -83,7 +83,7 @@ class StageAttention:
                 *batch.begins, *batch.longest, 0.0, batch.window == _CAUSAL, False,
                 window_size_left=batch.window[0], window_size_right=batch.window[1],
             )  # fmt: skip
-            rows = [end - first for first, end in batch.queries]
+            rows, _ = batch.lengths
             yield from zip(batch.pieces, out.split(rows), lse.t().split(rows), strict=True)
 
     def backward(
@@ -119,7 +119,7 @@ class StageAttention:
                 out, lse.t().contiguous(), *batch.begins, *batch.longest, 0.0, batch.window == _CAUSAL,
                 no_seed, no_offset, window_size_left=batch.window[0], window_size_right=batch.window[1],
             )  # fmt: skip
-            rows, columns = ([end - first for first, end in spans] for spans in (batch.queries, batch.keys))
+            rows, columns = batch.lengths
             parts = (x.split(lengths) for x, lengths in zip(gradients, (rows, columns, columns), strict=True))
             yield from zip(batch.pieces, *parts, strict=True)
 
@@ -190,21 +190,21 @@ class StageAttention:
                 # this many keys after a query, aligned at the last query and the last key, and would hide keys from
                 # the first queries.
                 longest = rows, max(rows, columns) if window[0] >= 0 else columns
-                batches.append(_Batch(group, *spans, window, begins, longest))
+                batches.append(_Batch(group, *spans, lengths, window, begins, longest))
         return batches
 
 
 _CAUSAL: Span = (-1, 0)  # the window of a batch whose only mask is the causal one
 
 
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(NamedTuple):
     """The pieces for one call of flash attention.
 
     Attributes:
         pieces: The pieces.
         queries: Where each piece's queries are.
         keys: Where each piece's keys are.
+        lengths: Number of queries and of keys in each piece.
         window: Keys before a query and after it that it sees, if the last query and the last key stood side by side;
             −1 for all.
         begins: Where each piece's queries begin in the call, and the last one's end; and the same for keys.
@@ -214,6 +214,7 @@ class _Batch:
     pieces: Sequence[Piece]
     queries: Sequence[Span]
     keys: Sequence[Span]
+    lengths: Sequence[Sequence[int]]
     window: Span
     begins: Sequence[torch.Tensor]
     longest: tuple[int, int]
@@ -242,8 +243,7 @@ def _heads_first(x: torch.Tensor, span: Span) -> torch.Tensor:
     return x[slice(*span)].transpose(0, 1).unsqueeze(0)
 
 
-@dataclass(frozen=True)
-class StageAttentions:
+class StageAttentions(NamedTuple):
     """Attention to a stage's keys.
 
     Attributes:
@@ -254,15 +254,9 @@ class StageAttentions:
     local: StageAttention
     remote: StageAttention
 
-    @classmethod
-    def of(cls, work: RankWork | StageWork, sees: int | None, device: torch.device) -> "StageAttentions":
-        """Attention to a rank's own keys, or to a stage's."""
-        return cls(*(StageAttention(pieces, sees, device) for pieces in (work.pieces, work.remote_pieces)))
 
-
-@dataclass
 class AttentionSum:
-    """Queries, and their attention so far.
+    """Queries, and their attention so far, at first to no keys.
 
     Attributes:
         query: The queries.
@@ -270,15 +264,10 @@ class AttentionSum:
         lse: Its log-sum-exps.
     """
 
-    query: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-
-    @classmethod
-    def begin(cls, query_The: torch.Tensor) -> "AttentionSum":
-        """Of no keys yet."""
-        out_The = torch.zeros_like(query_The, dtype=torch.promote_types(query_The.dtype, torch.float32))
-        return cls(query_The, out_The, out_The.new_full(out_The.shape[:2], -torch.inf))
+    def __init__(self, query_The: torch.Tensor) -> None:
+        self.query = query_The
+        self.out = torch.zeros_like(query_The, dtype=torch.promote_types(query_The.dtype, torch.float32))
+        self.lse = self.out.new_full(self.out.shape[:2], -torch.inf)
 
     def attend(self, attention: StageAttention, keys_nsje: torch.Tensor) -> None:
         """Add the attention to the keys of a stage."""
@@ -290,9 +279,8 @@ class AttentionSum:
             self.lse[rows] = whole_mh
 
 
-@dataclass
 class GradientSum:
-    """Queries, their attention, and its gradients.
+    """Queries, their attention, and its gradients, at first zeros.
 
     Attributes:
         query: The queries.
@@ -302,18 +290,11 @@ class GradientSum:
         dquery: The gradient of the queries so far, in fp32 at least.
     """
 
-    query: torch.Tensor
-    dout: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    dquery: torch.Tensor
-
-    @classmethod
-    def begin(
-        cls, query_The: torch.Tensor, dout_The: torch.Tensor, out_The: torch.Tensor, lse_Th: torch.Tensor
-    ) -> "GradientSum":
-        """Zeros."""
-        return cls(query_The, dout_The, out_The, lse_Th, torch.zeros_like(query_The, dtype=lse_Th.dtype))
+    def __init__(
+        self, query_The: torch.Tensor, dout_The: torch.Tensor, out_The: torch.Tensor, lse_Th: torch.Tensor
+    ) -> None:
+        self.query, self.dout, self.out, self.lse = query_The, dout_The, out_The, lse_Th
+        self.dquery = torch.zeros_like(query_The, dtype=lse_Th.dtype)
 
     def add(self, attention: StageAttention, keys_nsje: torch.Tensor, dkeys_nsje: torch.Tensor) -> None:
         """Add a stage's gradients, of queries as well as keys and values."""
@@ -346,9 +327,8 @@ class ChunkExchange:
 
     def start(self, local_Tc: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start to send and receive; the returned function waits, and returns ``[n, c]``."""
-        wait = start_rows(
-            self._communicator, self._chunks(local_Tc).index_select(0, self._sent), self._goes, self._comes, self._what
-        )
+        payload = self._chunks(local_Tc).index_select(0, self._sent)
+        wait = start_rows(self._communicator, payload, self._goes, self._comes, self._what)
         return lambda: wait().view(-1, local_Tc.shape[1])
 
     def start_back(self, gradient_nc: torch.Tensor) -> Callable[[torch.Tensor], None]:
@@ -385,12 +365,12 @@ def start_rows(
 
     Args:
         communicator: The ranks.
-        payload_xc: The rows to send, rank after rank.
+        payload_xc: The rows to send, of any shape, rank after rank.
         goes: Number of rows for each rank.
         comes: Number of rows from each rank.
         purpose: The purpose, for the ledger.
     """
-    received = payload_xc.new_empty((sum(comes), payload_xc.shape[1]))
+    received = payload_xc.new_empty((sum(comes), *payload_xc.shape[1:]))
     pending = communicator.start_uneven_all_to_all(received, payload_xc, (comes, goes), purpose)
 
     def wait() -> torch.Tensor:
@@ -400,9 +380,8 @@ def start_rows(
     return wait
 
 
-@dataclass(frozen=True)
-class KeyMaker:
-    """How keys and values are made from latents, for any tokens.
+class KeyMaker(NamedTuple):
+    """How keys and values are made from latents, for any tokens; ranks may receive these and make them themselves.
 
     Attributes:
         weights: What it uses: parameters, or parts of them.
@@ -413,25 +392,10 @@ class KeyMaker:
 
     weights: Sequence[torch.Tensor]
     make: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Rotation], tuple[torch.Tensor, torch.Tensor]]
-    sinks: GradientSinks = field(default_factory=GradientSinks)
+    sinks: GradientSinks
 
 
-class KeyLatents(NamedTuple):
-    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
-
-    Attributes:
-        of_keys: ``[T, r]``.
-        of_values: The same.
-        maker: Makes them.
-    """
-
-    of_keys: torch.Tensor
-    of_values: torch.Tensor
-    maker: KeyMaker
-
-
-@dataclass(frozen=True)
-class TaskMaker:
+class TaskMaker(NamedTuple):
     """What it takes to compute attention for other ranks whose queries and outputs travel as latents.
 
     Attributes:
@@ -444,11 +408,10 @@ class TaskMaker:
     weights: Sequence[torch.Tensor]
     make: Callable[[torch.Tensor, Sequence[torch.Tensor], Rotation], torch.Tensor]
     down: torch.Tensor
-    sinks: GradientSinks = field(default_factory=GradientSinks)
+    sinks: GradientSinks
 
 
-@dataclass(frozen=True)
-class QueryLatents:
+class QueryLatents(NamedTuple):
     """What queries are made from: ranks that compute their attention may receive this, and make them themselves.
 
     Attributes:
@@ -460,8 +423,7 @@ class QueryLatents:
     maker: TaskMaker
 
 
-@dataclass(frozen=True)
-class LatentRoute:
+class LatentRoute(NamedTuple):
     """How latents travel.
 
     Attributes:
@@ -480,10 +442,6 @@ class LatentRoute:
     def columns(self, x_Tr: torch.Tensor) -> torch.Tensor:
         """This rank's columns of a latent: a view."""
         return x_Tr.tensor_split(self.tensor.size, dim=1)[self.tensor.rank]
-
-    def share(self, *latents_Tr: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of some latents, side by side, ``[T, c]``."""
-        return torch.cat([self.columns(x_Tr) for x_Tr in latents_Tr], 1)
 
     def in_place(self, share_Tc: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
         """Spread a share over ``count`` full-width tensors, ``[T, r]`` each, with zeros in other ranks' columns."""
@@ -508,8 +466,7 @@ class LatentRoute:
         return self.tensor.reduce_scatter(torch.stack([torch.cat(part, dim=1) for part in parts]), purpose)
 
 
-@dataclass(frozen=True)
-class LocalKeys:
+class LocalKeys(NamedTuple):
     """What a rank has to send to others.
 
     Attributes:
@@ -527,8 +484,7 @@ class LocalKeys:
     of_queries: QueryLatents | None = None
 
 
-@dataclass(frozen=True)
-class LocalGradients:
+class LocalGradients(NamedTuple):
     """Gradients of ``LocalKeys``, in at least fp32.
 
     Attributes:
@@ -543,8 +499,7 @@ class LocalGradients:
     weights: Sequence[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class StageKeys:
+class StageKeys(NamedTuple):
     """The keys of a stage.
 
     Attributes:
@@ -577,7 +532,8 @@ class Stage:
         self, work: StageWork, window: Window, communicator: Communicator, route: LatentRoute | None,
         device: torch.device,
     ) -> None:  # fmt: skip
-        self.attention = StageAttentions.of(work, window.sees, device)
+        both = (StageAttention(pieces, window.sees, device) for pieces in (work.pieces, work.remote_pieces))
+        self.attention = StageAttentions(*both)
         self._tokens, self._route = len(work.chunks) * window.chunk_tokens, route
         self._keys, self._latents = None, None
         self._rotation: Rotation | None = None  # of the tokens whose latents are received, if there are any
@@ -590,10 +546,9 @@ class Stage:
 
     def start(self, local: LocalKeys) -> Sequence[Callable[[], torch.Tensor] | None]:
         """Start to send and receive; the functions returned wait for keys and values, and for shares of latents."""
-        return [
-            self._keys.start(local.keys.flatten(1)) if self._keys else None,
-            self._latents.start(local.share) if self._latents and local.share is not None else None,
-        ]
+        keys = self._keys.start(local.keys.flatten(1)) if self._keys else None
+        latents = self._latents.start(local.share) if self._latents and local.share is not None else None
+        return keys, latents
 
     def received(self, local: LocalKeys, keys_nc: torch.Tensor | None, shares_nc: torch.Tensor | None) -> StageKeys:
         """The stage's keys from what ``start`` has waited for, computed from latents where these have come."""
@@ -607,8 +562,7 @@ class Stage:
             inputs = [x.detach().requires_grad_() for x in (*latents_nr, *maker.weights)]
             with torch.set_grad_enabled(local.backward):
                 outputs = maker.make(inputs[:2], inputs[2:], rotation)
-            keys_nsje = torch.stack([x_nje.detach() for x_nje in outputs], dim=1)
-            self._latents.put(keys_nsje.flatten(1), stage_nc)
+            self._latents.put(torch.stack([x_nje.detach() for x_nje in outputs], dim=1).flatten(1), stage_nc)
         return StageKeys(stage_nc.view(self._tokens, *local.keys.shape[1:]), inputs, outputs)
 
     def start_back(
@@ -626,8 +580,7 @@ class Stage:
         if self._latents and self._route and (share_Tc := gradients.share) is not None:
             dshare_nc = dkeys_nc.new_empty(0, share_Tc.shape[1], dtype=dtype)  # of no tokens
             if stage.outputs:
-                received_nc = self._latents.take(dkeys_nc).to(dtype)
-                douts = received_nc.view(-1, *dkeys_nsje.shape[1:]).unbind(1)
+                douts = self._latents.take(dkeys_nc).to(dtype).view(-1, *dkeys_nsje.shape[1:]).unbind(1)
                 dinputs = torch.autograd.grad(stage.outputs, stage.inputs, douts)
                 for whole, part in zip(gradients.weights, dinputs[2:], strict=True):
                     whole += part

@@ -5,11 +5,11 @@ rules; ``moved_tasks`` has the attention of some chunks computed elsewhere.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial, reduce
 from heapq import heapify, heappop, heappush, nlargest, nsmallest
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 from operator import or_
 from typing import NamedTuple
@@ -18,8 +18,6 @@ from typing import NamedTuple
 @dataclass(frozen=True)
 class Window:
     """The tokens of consecutive documents; each sees itself and all or some of the tokens before it in its document.
-
-    Several windows that are partitioned together form one, with the documents of all.
 
     Attributes:
         documents: Tokens of each document, in order; the first and last may be parts of documents.
@@ -65,12 +63,11 @@ class Window:
     @cached_property
     def areas(self) -> Sequence[int]:
         """Query-key pairs of each chunk's queries."""
-        areas, start = [0] * self.chunks, 0
-        for length in self.documents:
-            share = self.sparse_share if self.is_sparse(length) else 1
-            for chunk, begin, end in self._rows(start, start + length):
+        areas = [0] * self.chunks
+        for start, stop in pairwise(accumulate(self.documents, initial=0)):
+            share = self.sparse_share if self.is_sparse(stop - start) else 1
+            for chunk, begin, end in self._rows(start, stop):
                 areas[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
-            start += length
         return tuple(areas)
 
     @cached_property
@@ -81,11 +78,8 @@ class Window:
     @cached_property
     def first(self) -> Sequence[int]:
         """The earliest chunk that each chunk's queries see; they see keys of all chunks from there to their own."""
-        earliest = (
-            start if self.sees is None else max(start, chunk * self.chunk_tokens - self.sees + 1)
-            for chunk, (start, _) in enumerate(self._leading)
-        )
-        return tuple(token // self.chunk_tokens for token in earliest)
+        size, reach = self.chunk_tokens, self.sees or self.tokens
+        return tuple(max(start, chunk * size - reach + 1) // size for chunk, (start, _) in enumerate(self._leading))
 
     def keys(self, chunk: int) -> range:
         """The chunks whose keys a chunk's queries see."""
@@ -141,12 +135,11 @@ class Window:
 
         A document with sparse attention starts with the chunk, since no keys before that are planned for.
         """
-        leading, start = [(0, 0)] * self.chunks, 0
-        for length in self.documents:
-            for chunk, begin, end in self._rows(start, start + length):
+        leading = [(0, 0)] * self.chunks
+        for start, stop in pairwise(accumulate(self.documents, initial=0)):
+            for chunk, begin, end in self._rows(start, stop):
                 if begin == chunk * self.chunk_tokens:
-                    leading[chunk] = begin if self.is_sparse(length) else start, end - begin
-            start += length
+                    leading[chunk] = begin if self.is_sparse(stop - start) else start, end - begin
         return tuple(leading)
 
     def _rows(self, start: int, end: int) -> Iterable[tuple[int, int, int]]:
@@ -154,18 +147,6 @@ class Window:
         size = self.chunk_tokens
         for chunk in range(start // size, (end - 1) // size + 1):
             yield chunk, max(start, chunk * size), min(end, (chunk + 1) * size)
-
-
-def joined(windows: Sequence[Window]) -> Window:
-    """Join the windows of several replicas into one, to partition them over the ranks of all.
-
-    Raises:
-        ValueError: There are none, or their chunks differ in size, or their tokens in how much they see.
-    """
-    if len({replace(window, documents=(window.chunk_tokens,)) for window in windows}) != 1:
-        raise ValueError("give windows whose chunks have the same size and whose tokens see as many others")
-    documents = tuple(length for window in windows for length in window.documents)
-    return replace(windows[0], documents=documents)
 
 
 # The locality placement: chunks go evenly to ranks that hold their keys; about half of the traffic of ``heap``, at 3 %
@@ -360,10 +341,9 @@ def place(window: Window, ranks: int, how: str) -> Placement:
 
 def zigzag(window: Window, ranks: int) -> Placement:
     """A piece from the front and one from the back: balanced for a single causal sequence, as in rings."""
-    front = window.chunks // ranks // 2
-    back = window.chunks // ranks - front
-    fronts = [rank for rank in range(ranks) for _ in range(front)]
-    return fronts + [rank for rank in reversed(range(ranks)) for _ in range(back)]
+    count = window.chunks // ranks
+    fronts = [rank for rank in range(ranks) for _ in range(count // 2)]
+    return fronts + [rank for rank in reversed(range(ranks)) for _ in range(count - count // 2)]
 
 
 def heap(window: Window, ranks: int) -> Placement:
@@ -402,8 +382,7 @@ PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = {
 SLACK = 3  # percent above the mean that no rank's area may exceed after tasks have moved
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Attention of one chunk's queries.
 
     Attributes:

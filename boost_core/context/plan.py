@@ -4,11 +4,10 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise, product
-from math import fsum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from boost_core.context.placement import Placement, Task, Window, areas
 from boost_core.hardware import BYTES
@@ -160,8 +159,7 @@ def efficiency(piece_tokens: float) -> float:
 # in flight while the attention of the previous stage is computed.
 
 
-@dataclass(frozen=True, order=True)
-class Transfer:
+class Transfer(NamedTuple):
     """One chunk's keys and values, or queries, from the rank that holds its tokens to one that computes with them.
 
     Attributes:
@@ -209,12 +207,8 @@ def rounds(transfers: Sequence[Transfer]) -> Sequence[Sequence[Transfer]]:
         for end in (sender, receiver):
             at[end][number] = transfer
             used[end] |= 1 << number
-    in_rounds: list[list[Transfer]] = [[] for _ in range(count)]
-    for end, edges in at.items():
-        if end >= 0:
-            for number, transfer in edges.items():
-                in_rounds[number].append(transfer)
-    return [sorted(each) for each in in_rounds]
+    by_sender = [edges for end, edges in at.items() if end >= 0]
+    return [sorted(edges[number] for edges in by_sender if number in edges) for number in range(count)]
 
 
 def _lowest_free(used: int) -> int:
@@ -227,28 +221,19 @@ def _swap_kempe_chain(at: dict[int, dict[int, Transfer]], used: dict[int, int], 
     The chain cannot reach the node at which the first round is already free: the graph is bipartite, and the chain
     reaches the other side only by the first round.
     """
-    chain, leaves_by = [], one
+    path, leaves_by = [], one
     while (transfer := at[end].get(leaves_by)) is not None:
         sender, receiver = transfer.sender, -1 - transfer.receiver
-        chain.append((transfer, leaves_by, (sender, receiver)))
+        path.append((transfer, leaves_by, (sender, receiver)))
         end, leaves_by = receiver if end == sender else sender, one + other - leaves_by
-    for end in {end for _, _, ends in chain for end in ends}:
+    for end in {end for _, _, ends in path for end in ends}:
         at[end].pop(one, None)
         at[end].pop(other, None)
         used[end] &= ~(1 << one | 1 << other)
-    for transfer, number, ends in chain:
+    for transfer, number, ends in path:
         for end in ends:
             at[end][one + other - number] = transfer
             used[end] |= 1 << (one + other - number)
-
-
-def stages(transfers: Sequence[Transfer], count: int) -> Sequence[Sequence[Transfer]]:
-    """The transfers divided into stages of consecutive rounds; the last stages are empty if there are fewer rounds."""
-    in_rounds, size = rounds(transfers), -(-busiest(transfers) // count)
-    return [
-        sorted(transfer for each in in_rounds[stage * size : (stage + 1) * size] for transfer in each)
-        for stage in range(count)
-    ]
 
 
 @dataclass(frozen=True)
@@ -286,8 +271,9 @@ class ContextPlan:
 
     @cached_property
     def key_stages(self) -> Sequence[Sequence[Transfer]]:
-        """Keys by the stage in which they arrive."""
-        return stages(self.keys, self.stages)
+        """Keys by the stage in which they arrive, of consecutive rounds; the last are empty if there are few rounds."""
+        in_rounds, size = rounds(self.keys), -(-busiest(self.keys) // self.stages)
+        return [sorted(chain(*in_rounds[stage * size : (stage + 1) * size])) for stage in range(self.stages)]
 
     @cached_property
     def stage_areas(self) -> Sequence[Sequence[int]]:
@@ -305,25 +291,20 @@ class ContextPlan:
         return stage_pairs
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """What a plan costs one layer.
 
     Attributes:
         imbalance: The largest area of a rank over the mean.
-        rounds: Number of chunks of keys that the busiest rank sends or receives.
         node_bytes: Bytes of keys, moved queries and their results, over all ranks, that stay within nodes; forward.
         fabric_bytes: The same, between nodes.
-        saved_bytes: Most bytes that a rank keeps until the backward pass, so that attention is not recomputed.
         forward_seconds: Forward seconds of the slowest rank.
         backward_seconds: Its backward seconds, likewise.
     """
 
     imbalance: float
-    rounds: int
     node_bytes: int
     fabric_bytes: int
-    saved_bytes: int
     forward_seconds: float
     backward_seconds: float
 
@@ -408,20 +389,16 @@ def figures(
                 flops = (10 if backward else 4) * (layer.rank or 0) * layer.hidden_size / layer.tensor_parallel_size
                 projecting = query_tokens[rank] * flops / rates.flops
             wires[0] += there
-            hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
+            hidden = math.fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
             of_ranks.append(hidden + back + projecting)
         slowest.append(max(of_ranks))
 
     keys, queries = (sum(map(crosses, transfers)) for transfers in (plan.keys, plan.queries))
     a_query = size * sum(layer.moved_bytes(backward=False, moved=moved))
-    remote = max(Counter(transfer.receiver for transfer in plan.queries).values(), default=0)
     return Figures(
         imbalance=max(plan.loads) * plan.ranks / plan.window.area,
-        rounds=busiest(plan.keys),
         node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query,
         fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * a_query,
-        saved_bytes=plan.window.tokens // plan.ranks * layer.saved_bytes
-        + (remote * size * layer.remote_bytes if moved == "latents" else 0),
         forward_seconds=slowest[0],
         backward_seconds=slowest[1],
     )
@@ -438,8 +415,7 @@ def figures(
 Span = tuple[int, int]  # the first, and the one after the last
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Attention of a run of queries to a run of keys. Every query sees a key.
 
     Attributes:
@@ -454,8 +430,7 @@ class Piece:
     lag: int | None
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """The chunks of one exchange.
 
     Attributes:
@@ -469,8 +444,7 @@ class Traffic:
     places: Sequence[int]
 
 
-@dataclass(frozen=True)
-class StageWork:
+class StageWork(NamedTuple):
     """A stage of a rank: what it receives, and what is attended to after that.
 
     Attributes:
@@ -488,12 +462,10 @@ class StageWork:
     remote_pieces: Sequence[Piece]
 
 
-@dataclass(frozen=True)
-class RankWork:
+class RankWork(NamedTuple):
     """One rank's part of a plan.
 
     Attributes:
-        window: The tokens of all.
         chunks: The rank's own, in the order of its tokens.
         pieces: The attention of its own queries to the rank's own keys.
         remote_pieces: The same for queries received.
@@ -502,7 +474,6 @@ class RankWork:
         remote: The chunks whose queries are received, in order of arrival.
     """
 
-    window: Window
     chunks: Sequence[int]
     pieces: Sequence[Piece]
     remote_pieces: Sequence[Piece]
@@ -540,11 +511,10 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         keys, latents = (_rank_traffic(plan.ranks, rank, local, chunks, each) for each in (in_node, between))
         stages.append(StageWork(chunks, keys, latents, *pieces(chunks)))
     traffic = _rank_traffic(plan.ranks, rank, local, remote, plan.queries)
-    return RankWork(window, local, *pieces(local), stages, traffic, remote)
+    return RankWork(local, *pieces(local), stages, traffic, remote)
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """Tokens of one document that are consecutive in it and in memory.
 
     Attributes:
@@ -626,7 +596,7 @@ def _pieces(window: Window, queries: Sequence[_Run], keys: Sequence[_Run]) -> It
             before = pieces[-1] if pieces else None
             unmasked = before is not None and before.lag is None and lag is None
             if before and unmasked and before.queries == piece.queries and before.keys[1] == piece.keys[0]:
-                pieces[-1] = replace(piece, keys=(before.keys[0], piece.keys[1]))
+                pieces[-1] = piece._replace(keys=(before.keys[0], piece.keys[1]))
             else:
                 pieces.append(piece)
         yield from pieces

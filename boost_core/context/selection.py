@@ -12,10 +12,11 @@ then grows from a document's start to its end, or in steps where slashes begin, 
 different ranks, balances both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul
+from typing import NamedTuple
 
 from boost_core.architecture import chosen_sharding
 from boost_core.config.job import JobSpec, rank_tokens, tokens_by_part
@@ -48,7 +49,7 @@ def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
         job: The job at a layout.
         cluster: The network of its ranks.
     """
-    return _faster(job, cluster, lambda layer: (layer.key_bytes, layer.latent_bytes, layer.gathered_bytes))
+    return _faster(job, cluster, moved=False)
 
 
 def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
@@ -61,27 +62,23 @@ def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
         job: The job at a layout.
         cluster: The network of its ranks.
     """
-    passes = (False, True)
-    return _faster(
-        job,
-        cluster,
-        lambda layer: (
-            sum(sum(layer.moved_bytes(each, "keys")) for each in passes),
-            sum(sum(layer.moved_bytes(each, "latents")) for each in passes),
-            sum(sum(layer.moved_gathered_bytes(each)) for each in passes),
-        ),
-    )
+    return _faster(job, cluster, moved=True)
 
 
-def _faster(job: JobSpec, cluster: Cluster, sizes: Callable[[AttentionLayer], tuple[int, int, int]]) -> Exchange:
-    """The job's choice; or what takes less time, by a token's bytes wide, as latents, and within a node for these."""
+def _faster(job: JobSpec, cluster: Cluster, moved: bool) -> Exchange:
+    """The job's choice; or what takes less time, for a token's keys and values, or for all that moves with a task."""
     chosen = job.parallelism.context.exchange
     if chosen != "auto":
         return chosen
     if len(cluster.levels) == 1 or cannot_send_latents(job.model, job.parallelism, job.training):
         return "keys"
     node, fabric = cluster.levels[0].link, cluster.levels[-1].link
-    wide, latents, in_node = sizes(attention_layer(job))
+    layer = attention_layer(job)  # a token's bytes wide, as latents, and within the node for these
+    wide, latents, in_node = layer.key_bytes, layer.latent_bytes, layer.gathered_bytes
+    if moved:
+        wide = sum(layer.moved_bytes(False) + layer.moved_bytes(True))
+        latents = sum(layer.moved_bytes(False, "latents") + layer.moved_bytes(True, "latents"))
+        in_node = sum(layer.moved_gathered_bytes(False) + layer.moved_gathered_bytes(True))
     by_latents = latents / fabric.bytes_per_second + in_node / node.bytes_per_second
     return "latents" if by_latents < wide / fabric.bytes_per_second else "keys"
 
@@ -172,10 +169,8 @@ class ContextPlanner:
         """
         sparse_from = None if densely else self.sparse_from
         window = Window(tuple(documents), self.chunk, self.sees, sparse_from, self.sparse_share)
-        some_sparsely = any(window.is_sparse(tokens) for tokens in documents)
-        placements = _SPARSE_PLACEMENTS if some_sparsely else _PLACEMENTS
         plans = []
-        for how in placements:
+        for how in _SPARSE_PLACEMENTS if window.is_sparse(max(documents)) else _PLACEMENTS:
             placement = place(window, self.ranks, how)
             plans.append(ContextPlan(window, self.ranks, placement, local_tasks(window, placement), STAGES))
             if self.moves_tasks:
@@ -188,8 +183,7 @@ class ContextPlanner:
 # What a rank receives of a layer's keys, over which links, and how long that takes.
 
 
-@dataclass(frozen=True)
-class Wire:
+class Wire(NamedTuple):
     """What the rank that receives most gets for one layer and micro-batch, forward.
 
     Attributes:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -37,8 +37,7 @@ _HIDDEN = float("-inf")
 _ONE = float(1 << 42)  # in fixed point
 
 
-@dataclass(frozen=True)
-class Lines:
+class Lines(NamedTuple):
     """What a head's queries see of one document.
 
     A query sees a key of its own past if the distance of their blocks is a slash, or if the key is a vertical.
@@ -94,7 +93,8 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
     """
     device, tokens, share = key_mje.device, len(key_mje), query_mhe.shape[1] // key_mje.shape[1]
     dtype = torch.promote_types(query_mhe.dtype, torch.float32)
-    last_phe, last_b = query_mhe[-LAST_QUERIES:], last_blocks(tokens, device)
+    last_phe, blocks = query_mhe[-LAST_QUERIES:], -(-tokens // BLOCK)
+    last_b = torch.arange((tokens - LAST_QUERIES) // BLOCK, blocks, device=device)  # that contain the last queries
     row_p = torch.arange(tokens - len(last_phe), tokens, device=device)
     lines = []
     for head in range(query_mhe.shape[1]):
@@ -111,11 +111,6 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
 def in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Blocks of a document's tokens, ``[n, k, e]``, the last one padded with zeros, which no token sees."""
     return pad(x_me.to(dtype), (0, 0, 0, -len(x_me) % BLOCK)).view(-1, BLOCK, x_me.shape[1])
-
-
-def last_blocks(tokens: int, device: torch.device) -> torch.Tensor:
-    """Return the blocks that contain a document's last queries, ``[b]``."""
-    return torch.arange((tokens - LAST_QUERIES) // BLOCK, (tokens - 1) // BLOCK + 1, device=device)
 
 
 def scores_of_blocks(
@@ -200,9 +195,8 @@ def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how:
     missing, room = missing - mass_l[chosen].sum(dtype=torch.float64), room - int(pairs_l[chosen].sum())
     chosen = torch.cat([chosen, rest[: _fitting(mass_l[rest], pairs_l[rest], missing, room)]])
 
-    nearest, first = distance_n[:near], place_m[: how.sink]
-    slashes = torch.cat([nearest, chosen[chosen < blocks].sort().values])
-    verticals = torch.cat([first, chosen[chosen >= blocks].sort().values - blocks])
+    slashes = torch.cat([distance_n[:near], chosen[chosen < blocks].sort().values])
+    verticals = torch.cat([place_m[: how.sink], chosen[chosen >= blocks].sort().values - blocks])
     return Lines(tokens, slashes, verticals)
 
 
@@ -219,12 +213,10 @@ def attention_under(
     query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, lines: Sequence[Lines]
 ) -> torch.Tensor:
     """Attention of a document's queries to the keys that each head sees, ``[m, h, e]``."""
-    out_mhe: torch.Tensor = _Attention.apply(query_mhe, key_mje, value_mje, lines)  # type: ignore[no-untyped-call]
-    return out_mhe
+    return _Attention.apply(query_mhe, key_mje, value_mje, lines)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """Consecutive blocks of queries of one head.
 
     Attributes:
@@ -258,8 +250,7 @@ class HeadKeys:
         self._of_queries_n = torch.arange(lines.blocks, device=key_nke.device) if block_n is None else block_n
         self.lines, self._blocks = lines, (key_nke, value_nke)
         self._verticals = [x_nke.flatten(0, 1)[lines.verticals] for x_nke in self._blocks]
-        ones = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=key_nke.device)
-        self._future_kk = ones.triu(1)
+        self._future_kk = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=key_nke.device).triu(1)
 
     def runs(self) -> Iterator[_Run]:
         """Yield the runs of the queries."""
@@ -431,8 +422,7 @@ def sampled_rows(tokens: int, device: torch.device) -> torch.Tensor:
     return (2 * torch.arange(SAMPLED_QUERIES, device=device) + 1) * tokens // (2 * SAMPLED_QUERIES)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """A long document, or consecutive short ones.
 
     Attributes:

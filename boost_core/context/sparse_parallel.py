@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from torch.nn.functional import pad
 
 from boost_core.config.model import BLOCK, LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
 from boost_core.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
-from boost_core.context.exchange import Arrivals
+from boost_core.context.exchange import Arrivals, start_rows
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import head_groups
 from boost_core.context.sparse import (
@@ -34,7 +35,6 @@ from boost_core.context.sparse import (
     fixed_point,
     head_backward,
     head_forward,
-    last_blocks,
     mass_of_blocks,
     sampled_rows,
     scores_of_blocks,
@@ -44,8 +44,7 @@ from boost_core.context.task_offload import Attended, OutputGradients, Returning
 from boost_core.parallel.communicator import Communicator
 
 
-@dataclass(frozen=True)
-class LongDocument:
+class LongDocument(NamedTuple):
     """One document.
 
     Attributes:
@@ -53,9 +52,9 @@ class LongDocument:
         blocks: Number of its blocks, the last of which may not be full.
         begin: Where its tokens begin among the blocks of all such documents.
         rows: The document's tokens among the rank's own, where they are consecutive.
+        places: The places of each rank's tokens.
         place_t: The places of the rank's tokens in the document.
         rank_m: The rank that has each token.
-        places: The places of each rank's tokens.
         has_cn: Whether each rank has a token of each block.
         block_b: The rank's blocks.
         slot_t: Where the rank's tokens are in its blocks, block by block.
@@ -68,9 +67,9 @@ class LongDocument:
     blocks: int
     begin: int
     rows: slice
+    places: Sequence[torch.Tensor]
     place_t: torch.Tensor
     rank_m: torch.Tensor
-    places: Sequence[torch.Tensor]
     has_cn: torch.Tensor
     block_b: torch.Tensor
     slot_t: torch.Tensor
@@ -79,51 +78,13 @@ class LongDocument:
     local_row_q: torch.Tensor
 
     def in_blocks(self, x_te: torch.Tensor, fill: float = 0) -> torch.Tensor:
-        """Values of the rank's tokens in the document's blocks, ``[b, k, …]``; ``fill`` in others' places."""
+        """Values of the rank's tokens in the document's blocks, ``[b, k, …]``; ``fill`` in others' places.
+
+        The inverse, ``[t, …]``, is ``x_bke.flatten(0, 1)[slot_t]``.
+        """
         filled = x_te.new_full((len(self.block_b) * BLOCK, *x_te.shape[1:]), fill)
         filled[self.slot_t] = x_te
         return filled.view(-1, BLOCK, *x_te.shape[1:])
-
-    def out_of_blocks(self, x_bke: torch.Tensor) -> torch.Tensor:
-        """The inverse of ``in_blocks``, ``[t, …]``."""
-        return x_bke.flatten(0, 1)[self.slot_t]
-
-
-def long_documents(plan: ContextPlan, rank: int, device: torch.device) -> Sequence[LongDocument]:
-    """The documents of a plan that use sparse attention, in order."""
-    window = plan.window
-    rank_T = torch.tensor(plan.placement).repeat_interleave(window.chunk_tokens)
-    before_T = (rank_T == rank).cumsum(0)  # of the rank's tokens, up to each
-    documents, begin = list[LongDocument](), 0
-    for tokens, end in zip(window.documents, accumulate(window.documents), strict=True):
-        if not window.is_sparse(tokens):
-            continue
-        rank_m, place_m = rank_T[end - tokens : end], torch.arange(tokens)
-        has_cn = torch.zeros(plan.ranks, -(-tokens // BLOCK), dtype=torch.bool)
-        has_cn[rank_m, place_m // BLOCK] = True
-        place_t, block_b = place_m[rank_m == rank], has_cn[rank].nonzero().flatten()
-        first = int(before_T[end - tokens - 1]) if end > tokens else 0
-        row_p = torch.cat([place_m[-LAST_QUERIES:], sampled_rows(tokens, place_m.device)])
-        local_q = (rank_m[row_p] == rank).nonzero().flatten()
-        documents.append(
-            LongDocument(
-                tokens,
-                has_cn.shape[1],
-                begin,
-                rows=slice(first, first + len(place_t)),
-                place_t=place_t.to(device),
-                rank_m=rank_m.to(device),
-                places=[place_m[rank_m == each].to(device) for each in range(plan.ranks)],
-                has_cn=has_cn.to(device),
-                block_b=block_b.to(device),
-                slot_t=(torch.searchsorted(block_b, place_t // BLOCK) * BLOCK + place_t % BLOCK).to(device),
-                row_p=row_p.to(device),
-                local_q=local_q.to(device),
-                local_row_q=(first + torch.searchsorted(place_t, row_p[local_q])).to(device),
-            )
-        )
-        begin += documents[-1].blocks * BLOCK
-    return documents
 
 
 _LAST, _SAMPLED = slice(0, LAST_QUERIES), slice(LAST_QUERIES, LAST_QUERIES + SAMPLED_QUERIES)
@@ -187,7 +148,7 @@ class SparseIndex:
             document = self.documents[number]
             share_bkp = shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
             sees_pm = chosen[number][head].sees(document.row_p[_SAMPLED])
-            kept_d[number] += (document.out_of_blocks(share_bkp).T * sees_pm[:, document.place_t]).sum()
+            kept_d[number] += (share_bkp.flatten(0, 1)[document.slot_t].T * sees_pm[:, document.place_t]).sum()
         self.communicator.all_reduce_(kept_d, "kept attention")
         for document, kept, of_heads in zip(self.documents, kept_d, chosen, strict=True):
             tally.count(document.tokens, of_heads, kept)
@@ -230,16 +191,18 @@ class SparseIndex:
         for (number, head), mass_bt in masses.items():
             goes[(number * heads + head) % ranks].append(mass_bt.flatten())
         mine = range(self.communicator.rank, len(self.documents) * heads, ranks)
-        last_blocks_of = [last_blocks(document.tokens, device) for document in self.documents]
+        last_blocks_of = [
+            torch.arange((document.tokens - LAST_QUERIES) // BLOCK, document.blocks, device=device)
+            for document in self.documents
+        ]
         comes = [
             sum(len(last_blocks_of[each // heads]) * len(self.documents[each // heads].places[rank]) for each in mine)
             for rank in range(ranks)
         ]
         parts = [part for to_rank in goes for part in to_rank]
         payload = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=device)
-        received = torch.empty(sum(comes), dtype=dtype, device=device)
         sizes = [sum(len(part) for part in to_rank) for to_rank in goes]
-        self.communicator.start_uneven_all_to_all(received, payload, (comes, sizes), "sums of keys").wait()
+        received = start_rows(self.communicator, payload, sizes, comes, "sums of keys")()
 
         # The lines of all documents and heads, one bit per line: slashes first, then verticals.
         bytes_of = [-(-(document.blocks + document.tokens) // _BITS) for document in self.documents]
@@ -261,14 +224,11 @@ class SparseIndex:
             packed_of[each].copy_((is_line.view(-1, _BITS) * weight).sum(dim=1))
         self.communicator.all_reduce_(packed, "lines")
 
-        chosen = list[list[Lines]]()
-        for number, document in enumerate(self.documents):
-            of_heads = []
-            for bits in packed_of[number * heads : (number + 1) * heads]:
-                is_bit = bits.unsqueeze(1).bitwise_and(weight).flatten() != 0
-                slashes, verticals = (part.nonzero().flatten() for part in is_bit.tensor_split([document.blocks]))
-                of_heads.append(Lines(document.tokens, slashes, verticals))
-            chosen.append(of_heads)
+        chosen: list[list[Lines]] = [[] for _ in self.documents]
+        for each, bits in enumerate(packed_of):
+            document, is_bit = self.documents[each // heads], bits.unsqueeze(1).bitwise_and(weight).flatten() != 0
+            slashes, verticals = (part.nonzero().flatten() for part in is_bit.tensor_split([document.blocks]))
+            chosen[each // heads].append(Lines(document.tokens, slashes, verticals))
         return chosen
 
 
@@ -333,49 +293,34 @@ class ActiveKeys:
         self._counts: Sequence[Sequence[list[int]]] = torch.stack(counts).tolist()
 
     def arriving(self, keys_Tsje: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The keys of each group of heads, as from ``start``, while the next group's are in flight."""
-        wait = self.start(keys_Tsje, 0)
-        for following in range(1, len(self._groups) + 1):
-            keys_iNse = wait()
-            if following < len(self._groups):
-                wait = self.start(keys_Tsje, following)
-            yield keys_iNse
+        """The keys and values of each group of heads, while the next group's are in flight.
 
-    def start(self, keys_Tsje: torch.Tensor, group: int) -> Callable[[], torch.Tensor]:
-        """Start to send and receive the keys of a group of heads.
-
-        The returned function waits, and returns the documents' keys and values in blocks, ``[i, N, s, e]``: zeros where
-        none of this rank's queries sees a key.
+        They are in the documents' blocks, ``[i, N, s, e]``: zeros where none of this rank's queries sees a key.
         """
-        its = self._groups[group]
-        payload_rse = keys_Tsje[its.sent_token, :, its.sent_head]
-        goes, comes = self._counts[group]
-        received_rse = payload_rse.new_empty((sum(comes), *payload_rse.shape[1:]))
-        pending = self._communicator.start_uneven_all_to_all(received_rse, payload_rse, (comes, goes), "keys")
-
-        def wait() -> torch.Tensor:
-            local_Tsie = keys_Tsje[self._local_T][:, :, its.heads.start : its.heads.stop]
+        started = (  # when it is asked for
+            start_rows(self._communicator, keys_Tsje[its.sent_token, :, its.sent_head], goes, comes, "keys")
+            for its, (goes, comes) in zip(self._groups, self._counts, strict=True)
+        )
+        receive = next(started)
+        for its in self._groups:
+            heads = slice(its.heads.start, its.heads.stop)
             keys_iNse = keys_Tsje.new_zeros(len(its.heads), self._tokens, *keys_Tsje[0, :, 0].shape)
-            keys_iNse[:, self._local_N] = local_Tsie.permute(2, 0, 1, 3)
-            pending.wait()
-            keys_iNse.flatten(0, 1).index_copy_(0, its.came, received_rse)
-            return keys_iNse
-
-        return wait
+            keys_iNse[:, self._local_N] = keys_Tsje[self._local_T][:, :, heads].permute(2, 0, 1, 3)
+            keys_iNse.flatten(0, 1).index_copy_(0, its.came, receive())
+            receive = next(started, receive)
+            yield keys_iNse
 
     def start_back(self, dkeys_iNse: torch.Tensor, group: int, dtype: torch.dtype) -> Callable[[torch.Tensor], None]:
         """Start to return gradients; the returned function waits, and adds this rank's own up in a fixed order."""
         its, (goes, comes) = self._groups[group], self._counts[group]
         payload_rse = dkeys_iNse.flatten(0, 1)[its.came].to(dtype)
-        received_rse = payload_rse.new_empty((sum(goes), *payload_rse.shape[1:]))
-        pending = self._communicator.start_uneven_all_to_all(received_rse, payload_rse, (goes, comes), "key gradients")
+        receive = start_rows(self._communicator, payload_rse, comes, goes, "key gradients")
         local_Tsie = dkeys_iNse[:, self._local_N].permute(1, 2, 0, 3)
 
         def add_to(dkeys_Tsje: torch.Tensor) -> None:
             for number, head in enumerate(its.heads):
                 dkeys_Tsje[:, :, head].index_add_(0, self._local_T, local_Tsie[:, :, number])
-            pending.wait()
-            sent = (torch.split(x, goes) for x in (its.sent_token, its.sent_head, received_rse))
+            sent = (torch.split(x, goes) for x in (its.sent_token, its.sent_head, receive()))
             # A rank's part has each key once, so sums are always made in the order of ranks.
             for token, head, part_rse in zip(*sent, strict=True):
                 dkeys_Tsje[token, :, head] += part_rse
@@ -383,8 +328,7 @@ class ActiveKeys:
         return add_to
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """What is sent and received for some heads of keys.
 
     Attributes:
@@ -416,7 +360,28 @@ class SparseContextAttention(ContextAttention):
         tally: Tally,
     ) -> None:  # fmt: skip
         super().__init__(plan, communicator, device)
-        self._documents = long_documents(plan, communicator.rank, device)
+        # The documents of the plan that use sparse attention, in order.
+        window, rank = plan.window, communicator.rank
+        rank_T = torch.tensor(plan.placement).repeat_interleave(window.chunk_tokens)
+        before_T = (rank_T == rank).cumsum(0)  # of the rank's tokens, up to each
+        self._documents, begin = list[LongDocument](), 0
+        for tokens, end in zip(window.documents, accumulate(window.documents), strict=True):
+            if not window.is_sparse(tokens):
+                continue
+            rank_m, place_m = rank_T[end - tokens : end], torch.arange(tokens)
+            has_cn = torch.zeros(plan.ranks, -(-tokens // BLOCK), dtype=torch.bool)
+            has_cn[rank_m, place_m // BLOCK] = True
+            place_t, block_b = place_m[rank_m == rank], has_cn[rank].nonzero().flatten()
+            first = int(before_T[end - tokens - 1]) if end > tokens else 0
+            row_p = torch.cat([place_m[-LAST_QUERIES:], sampled_rows(tokens, place_m.device)])
+            local_q = (rank_m[row_p] == rank).nonzero().flatten()
+            slot_t = torch.searchsorted(block_b, place_t // BLOCK) * BLOCK + place_t % BLOCK
+            local_row_q = first + torch.searchsorted(place_t, row_p[local_q])
+            rows, places = slice(first, first + len(place_t)), [place_m[rank_m == each] for each in range(plan.ranks)]
+            on_host = place_t, rank_m, has_cn, block_b, slot_t, row_p, local_q, local_row_q
+            tensors, of_ranks = ([x.to(device) for x in each] for each in (on_host, places))
+            self._documents.append(LongDocument(tokens, has_cn.shape[1], begin, rows, of_ranks, *tensors))
+            begin += self._documents[-1].blocks * BLOCK
         self._index, self._tally = SparseIndex(self._documents, how, communicator), tally
         self._communicator = communicator
         self._lines: Sequence[Sequence[Lines]] | None = None
@@ -442,8 +407,8 @@ class SparseContextAttention(ContextAttention):
             for document, head, keys, _, _ in self._heads(key_heads, group, keys_iNse, lse_Th.dtype):
                 query_bke = document.in_blocks(query_The[document.rows, head].to(lse_Th.dtype))
                 out_bke, lse_bk = head_forward(query_bke, keys)
-                out_The[document.rows, head] = document.out_of_blocks(out_bke).to(out_The.dtype)
-                lse_Th[document.rows, head] = document.out_of_blocks(lse_bk)
+                out_The[document.rows, head] = out_bke.flatten(0, 1)[document.slot_t].to(out_The.dtype)
+                lse_Th[document.rows, head] = lse_bk.flatten()[document.slot_t]
         return attended, returning
 
     def backward(
@@ -468,7 +433,7 @@ class SparseContextAttention(ContextAttention):
                 dkeys_mse = dkeys_iNse[number, where]
                 dkey_nke, dvalue_nke = dkeys_mse.view(-1, BLOCK, *dkeys_mse.shape[1:]).unbind(2)
                 dquery_bke = head_backward(query_bke, dout_bke, lse_bk, head_keys, dkey_nke, dvalue_nke)
-                dquery_The[document.rows, head] = document.out_of_blocks(dquery_bke).to(dquery_The.dtype)
+                dquery_The[document.rows, head] = dquery_bke.flatten(0, 1)[document.slot_t].to(dquery_The.dtype)
             for add in adds:
                 add()
             adds = [partial(active.start_back(dkeys_iNse, group, local.keys.dtype), gradients.keys)]

@@ -24,6 +24,7 @@ tensor parallel ranks, c = r/p.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +33,6 @@ from boost_core.context.exchange import (
     GradientSum,
     LatentRoute,
     QueryLatents,
-    TaskMaker,
     integers,
     start_rows,
 )
@@ -41,21 +41,7 @@ from boost_core.model.attention import Rotation
 from boost_core.parallel.communicator import Communicator
 
 
-@dataclass(frozen=True)
-class LocalQueries:
-    """A rank's queries.
-
-    Attributes:
-        query: The queries, ``[T, h, e]``.
-        made_of: What they are made from; ``None`` unless latents travel.
-    """
-
-    query: torch.Tensor
-    made_of: QueryLatents | None = None
-
-
-@dataclass(frozen=True)
-class Attended:
+class Attended(NamedTuple):
     """What a layer saves of its attention for the backward pass.
 
     Attributes:
@@ -69,8 +55,7 @@ class Attended:
     remote: Sequence[torch.Tensor] = ()
 
 
-@dataclass(frozen=True)
-class OutputGradients:
+class OutputGradients(NamedTuple):
     """Gradients of attention's output.
 
     Attributes:
@@ -83,8 +68,7 @@ class OutputGradients:
     of_latents: Callable[[], Sequence[torch.Tensor]] | None = None
 
 
-@dataclass(frozen=True)
-class Returning:
+class Returning(NamedTuple):
     """Latents of outputs that come back.
 
     Attributes:
@@ -97,8 +81,7 @@ class Returning:
     start_gradients: Callable[[torch.Tensor], Callable[[], Sequence[torch.Tensor]]]
 
 
-@dataclass(frozen=True)
-class RemoteQueries:
+class RemoteQueries(NamedTuple):
     """Other ranks' queries.
 
     Attributes:
@@ -111,8 +94,7 @@ class RemoteQueries:
     respond: Callable[[torch.Tensor, torch.Tensor], tuple[Sequence[torch.Tensor], Returning | None]]
 
 
-@dataclass(frozen=True)
-class TaskGradients:
+class TaskGradients(NamedTuple):
     """Gradients of what offloaded tasks are computed from, if latents travel.
 
     Attributes:
@@ -124,8 +106,7 @@ class TaskGradients:
     of_weights: Sequence[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class RemoteGradients:
+class RemoteGradients(NamedTuple):
     """Other ranks' queries in the backward pass.
 
     Attributes:
@@ -193,12 +174,12 @@ class MovedQueries:
 
     rows: MovedRows
 
-    def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
-        """Start to send queries, or their latents; the returned function waits for those of other ranks."""
-        wait = self.rows.start("queries", local.query)
+    def request(self, query_The: torch.Tensor, _made_of: QueryLatents | None) -> Callable[[], RemoteQueries]:
+        """Start to send queries, or latents that they are made from; the returned function waits for other ranks'."""
+        wait = self.rows.start("queries", query_The)
 
         def come() -> RemoteQueries:
-            attention = AttentionSum.begin(*wait())
+            attention = AttentionSum(*wait())
 
             def respond(out_The: torch.Tensor, lse_Th: torch.Tensor) -> tuple[Sequence[torch.Tensor], None]:
                 self.rows.start_back("outputs", attention.out.to(out_The.dtype), attention.lse)(out_The, lse_Th)
@@ -209,14 +190,14 @@ class MovedQueries:
         return come
 
     def request_gradients(
-        self, local: LocalQueries, attended: Attended, gradients: OutputGradients
+        self, query_The: torch.Tensor, _made_of: QueryLatents | None, attended: Attended, gradients: OutputGradients
     ) -> Callable[[], RemoteGradients]:
         """Start to send what gradients take; the returned function waits for what other ranks send."""
-        sent = local.query, gradients.dout, attended.out, attended.lse
+        sent = query_The, gradients.dout, attended.out, attended.lse
         wait = self.rows.start("queries and output gradients", *sent)
 
         def come() -> RemoteGradients:
-            sums = GradientSum.begin(*wait())
+            sums = GradientSum(*wait())
             return RemoteGradients(
                 sums, lambda dq_The: self.rows.start_back("query gradients", sums.dquery.to(dq_The.dtype))(dq_The)
             )
@@ -249,20 +230,19 @@ class MovedLatents:
     route: LatentRoute
     rotation: Rotation | None
 
-    def request(self, local: LocalQueries) -> Callable[[], RemoteQueries]:
+    def request(self, query_The: torch.Tensor, made_of: QueryLatents | None) -> Callable[[], RemoteQueries]:
         """As in ``MovedQueries``."""
-        made_of = local.made_of
         assert made_of is not None, "start gets what queries are made from where moves_latents says so"
-        wait = self.rows.start("query latents", self.route.share(made_of.of_queries))
+        wait = self.rows.start("query latents", self.route.columns(made_of.of_queries))
 
         def come() -> RemoteQueries:
             (share_mc,) = wait()
             maker, rotation, route = made_of.maker, self.rotation, self.route
-            query_mhe = local.query.new_empty(0, *local.query.shape[1:])
+            query_mhe = query_The.new_empty(0, *query_The.shape[1:])
             if rotation is not None:
                 (latent_mr,) = route.gathered(share_mc, 1, "query latents")
                 query_mhe = maker.make(latent_mr, [weight.detach() for weight in maker.weights], rotation)
-            attention = AttentionSum.begin(query_mhe)
+            attention = AttentionSum(query_mhe)
 
             def respond(out_The: torch.Tensor, _: torch.Tensor) -> tuple[Sequence[torch.Tensor], Returning]:
                 out_mhe = attention.out.to(out_The.dtype)
@@ -282,12 +262,13 @@ class MovedLatents:
         return come
 
     def request_gradients(
-        self, local: LocalQueries, attended: Attended, gradients: OutputGradients
+        self, query_The: torch.Tensor, made_of: QueryLatents | None, attended: Attended, gradients: OutputGradients
     ) -> Callable[[], RemoteGradients]:
         """As in ``MovedQueries``; what gradients take is in flight already, or saved where it was computed."""
-        assert local.made_of is not None, "start gets what queries are made from where moves_latents says so"
-        maker, (share_mc, out_mhe, lse_mh) = local.made_of.maker, attended.remote
-        wait, tokens, route, rotation = gradients.of_latents, len(local.query), self.route, self.rotation
+        assert made_of is not None, "start gets what queries are made from where moves_latents says so"
+        maker, (share_mc, out_mhe, lse_mh) = made_of.maker, attended.remote
+        weights = *maker.weights, maker.down
+        wait, tokens, route, rotation = gradients.of_latents, len(query_The), self.route, self.rotation
         if wait is None:
             raise AssertionError("with_returned comes between finish and the loss")
 
@@ -305,11 +286,11 @@ class MovedLatents:
                 query_mhe = with_history_mhe.detach()
                 dout_mhe = (dlatent_mr @ maker.down.detach().mT).view(out_mhe.shape)
                 graph = with_history_mhe, inputs, out_mhe.flatten(1).mT @ dlatent_mr
-            gradient_sum = GradientSum.begin(query_mhe, dout_mhe, out_mhe, lse_mh)
+            gradient_sum = GradientSum(query_mhe, dout_mhe, out_mhe, lse_mh)
 
             def respond(_: torch.Tensor) -> TaskGradients:
                 if graph is None:
-                    dquery_share_mc, of_weights = share_mc, no_gradients(maker)
+                    dquery_share_mc, of_weights = share_mc, [torch.zeros_like(weight) for weight in weights]
                 else:
                     with_history_mhe, inputs, ddown = graph
                     dquery_mhe = gradient_sum.dquery.to(out_mhe.dtype)
@@ -328,8 +309,3 @@ class MovedLatents:
             return RemoteGradients(gradient_sum, respond)
 
         return come
-
-
-def no_gradients(maker: TaskMaker) -> Sequence[torch.Tensor]:
-    """Zeros for its weights, ``down`` last."""
-    return [torch.zeros_like(weight) for weight in (*maker.weights, maker.down)]

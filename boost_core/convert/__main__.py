@@ -8,34 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from boost_core.architecture import is_dense, is_low_rank
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import load_job
-from boost_core.convert.export import (
-    DTYPES,
-    MAX_SHARD_SIZE,
-    Destination,
-    Export,
-    Hub,
-    export_model,
-    job_tokenizer_or_none,
-)
-from boost_core.convert.model_folder import (
-    Factored,
-    InMemory,
-    ModelFolder,
-    Source,
-    chosen_checkpoint,
-    damage_named,
-    exit_status,
-    is_cut,
-    read_weights,
-    refuse_another_function,
-    to_published,
-    write_start,
-)
-from boost_core.convert.nanotron import CONFIG as NANOTRON_CONFIG
-from boost_core.convert.nanotron import read_nanotron, write_nanotron
-from boost_core.convert.published_config import TrainedOn
+from boost_core.convert import model_folder as models
+from boost_core.convert import nanotron
+from boost_core.convert.export import DTYPES, MAX_SHARD_SIZE, Destination, Export, Hub, export_model, trained_on
 from boost_core.terminal import print_lines
 
 
@@ -44,28 +22,25 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     to_model = commands.add_parser("export", help="export a checkpoint as safetensors and config.json")
-    to_model.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
-    to_model.add_argument("model", help="destination of the model: a new folder, or an s3:// URL")
-    to_model.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
-    to_model.add_argument("--dtype", choices=DTYPES, default="fp32", help="type of the tensors (default: fp32)")
-    to_model.add_argument(
-        "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
-    )
-    to_model.add_argument("--merge", action="store_true", help="multiply out low-rank products: a plain dense model")
-    to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
-    to_model.add_argument("--push", metavar="REPO", help="also push the model to this repository on a hub")
-    to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with the service's records of the job
-    to_model.add_argument(
-        "--nanotron", type=int, metavar="TP", help="write a dense model in nanotron's format, for TP ranks"
-    )
+    add = to_model.add_argument
+    add("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
+    add("model", help="destination of the model: a new folder, or an s3:// URL")
+    add("--step", type=int, help="step of the checkpoint (default: the newest)")
+    add("--dtype", choices=DTYPES, default="fp32", help="type of the tensors (default: fp32)")
+    add("--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)")
+    add("--merge", action="store_true", help="multiply out low-rank products: a plain dense model")
+    add("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
+    add("--push", metavar="REPO", help="also push the model to this repository on a hub")
+    add("--known", type=Path, help=argparse.SUPPRESS)  # file with the service's records of the job
+    add("--nanotron", type=int, metavar="TP", help="write a dense model in nanotron's format, for TP ranks")
     from_model = commands.add_parser("start", help="convert a model into a checkpoint that a job can start from")
     from_model.add_argument("model", type=Path, help="folder of config.json and safetensors, or a nanotron checkpoint")
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
     from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.weights_from")
     arguments = parser.parse_args(command_line)
     if arguments.command == "export":
-        return exit_status(partial(export, arguments))
-    return exit_status(partial(start, arguments.model, arguments.job, arguments.checkpoints))
+        return models.exit_status(partial(export, arguments))
+    return models.exit_status(partial(start, arguments.model, arguments.job, arguments.checkpoints))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -84,8 +59,8 @@ def export(options: argparse.Namespace) -> None:
         if "://" in options.model:
             raise ValueError(f"--nanotron writes to a local folder, which {options.model} is not; give a path")
         Destination(options.model)  # refuses a folder with anything in it: shards of two exports would mix
-    folder, step = chosen_checkpoint(options.checkpoints, options.step)
-    with damage_named(folder, step):
+    folder, step = models.chosen_checkpoint(options.checkpoints, options.step)
+    with models.damage_named(folder, step):
         if options.nanotron is None:
             known = json.loads(options.known.read_bytes()) if options.known else {}
             losses, scores = known.get("losses", {}), known.get("scores", {})
@@ -94,11 +69,11 @@ def export(options: argparse.Namespace) -> None:
             destination, hub = Destination(options.model), Hub(options.push) if options.push else None
             export_model(folder, step, destination, how, hub)
         else:
-            model, weights = read_weights(folder, step)
+            model, weights = models.read_weights(folder, step)
             manifest = folder.manifest(step)
-            tokenizer = job_tokenizer_or_none(manifest, model, options.tokenizer)
-            about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
-            write_nanotron(Path(options.model), model, to_published(model, weights), about, options.nanotron)
+            _, about = trained_on(manifest, model, options.tokenizer)
+            published = models.to_published(model, weights)
+            nanotron.write_nanotron(Path(options.model), model, published, about, options.nanotron)
     print_lines(f"exported step {step} to {options.model}")
 
 
@@ -111,17 +86,17 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
         ValueError: The model is not the job's, or computes a different function.
     """
     job = load_job(job_file)
-    published: Source
-    if (model_folder / NANOTRON_CONFIG).exists():
-        there, tensors = read_nanotron(model_folder)
-        published = InMemory(tensors)
+    published: models.Source
+    if (model_folder / nanotron.CONFIG).exists():
+        there, tensors = nanotron.read_nanotron(model_folder)
+        published = models.InMemory(tensors)
     else:
-        published = ModelFolder(model_folder)
+        published = models.ModelFolder(model_folder)
         there = published.model
-    refuse_another_function(there, job.model)
-    if is_cut(there, job.model):
-        published = Factored(published, job.model.bottleneck_rank)
-    write_start(CheckpointFolder(checkpoints), job, published)
+    models.refuse_another_function(there, job.model)
+    if is_dense(there) and is_low_rank(job.model):
+        published = models.Factored(published, job.model.bottleneck_rank)
+    models.write_start(CheckpointFolder(checkpoints), job, published)
 
 
 def _size(text: str) -> str:

@@ -29,7 +29,6 @@ from boost_core.architecture import is_dense, is_low_rank, parameter_count
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.resharding import LoadChunks, load_alone
-from boost_core.checkpoint.shards import Sizes
 from boost_core.config import Activation, Layout, ModelConfig
 from boost_core.config.base import refuse_unserved
 from boost_core.config.training import DataConfig
@@ -185,12 +184,8 @@ def merged_model(model: ModelConfig) -> ModelConfig:
             f"family={model.family} has a SiLU between the two factors of a projection, so there is no product to "
             "multiply out; export it without --merge"
         )
-    dense = {
-        "family": "dense",
-        "rank": None,
-        "gate_activation": model.mlp_activation is not Activation.LINEAR,
-        "preset": None,
-    }
+    gate = model.mlp_activation is not Activation.LINEAR
+    dense = {"family": "dense", "rank": None, "gate_activation": gate, "preset": None}
     return ModelConfig.model_validate(model.model_dump() | dense)
 
 
@@ -267,18 +262,21 @@ class TensorFiles:
 
     Args:
         folder: The folder for the files, which has none yet.
-        shapes: Shapes of all tensors by name.
+        model: The model.
         dtype: Type of all tensors, fp32 or bf16.
         max_shard_size: Maximum size of a file, such as ``5GB``, unless a single tensor is larger.
 
     Attributes:
+        slots: What each tensor is of the trainer's weights, by name.
         tensors: The tensors, initially zero; writing to them writes to the files.
 
     Raises:
         OSError: There is not enough room for all of them.
     """
 
-    def __init__(self, folder: Path, shapes: Mapping[str, Sizes], dtype: torch.dtype, max_shard_size: str) -> None:
+    def __init__(self, folder: Path, model: ModelConfig, dtype: torch.dtype, max_shard_size: str) -> None:
+        self.slots = published_slots(model)
+        shapes = {name: slot.published_shape for name, slot in self.slots.items()}
         sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
         split = split_state_dict_into_shards_factory(
             sizes, get_storage_size=int, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
@@ -286,8 +284,7 @@ class TensorFiles:
         self.tensors: dict[str, torch.Tensor] = {}
         self._memory: dict[str, mmap.mmap] = {}
         for file, names in split.filename_to_tensors.items():
-            entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-            end = 0
+            entries, end = dict[str, object](__metadata__={"format": "pt"}), 0
             for name in names:
                 begin, end = end, end + sizes[name]
                 entries[name] = {"dtype": _NAMES[dtype], "shape": shapes[name], "data_offsets": (begin, end)}
@@ -318,7 +315,7 @@ class TensorFiles:
         Raises:
             OSError: Writing to the disk failed.
         """
-        for memory in {id(memory): memory for memory in self._memory.values()}.values():
+        for memory in set(self._memory.values()):
             memory.flush()
 
 
@@ -375,8 +372,7 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
     manifest = folder.manifest(step)
     model = manifest.read_model()
     exported = merged_model(model) if how.merge else model
-    tokenizer = job_tokenizer_or_none(manifest, model, how.tokenizer)
-    about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
+    tokenizer, about = trained_on(manifest, model, how.tokenizer)
     files_of_model = model_files(exported, about, how.dtype)
     factors = 4 * parameter_count(model) if how.merge else 0
     besides = _SMALL_FILES + (len(tokenizer.content) if tokenizer else 0)
@@ -385,9 +381,10 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
         with removal_named(folder, step):
             if how.merge:
                 with TemporaryFolder(_STAGING, staged.parent) as beside:
-                    low_rank = _write_tensors(folder, manifest, model, beside, torch.float32, how.max_shard_size)
-                    shapes = {name: slot.published_shape for name, slot in published_slots(exported).items()}
-                    dense = TensorFiles(staged, shapes, how.dtype, how.max_shard_size)
+                    low_rank = TensorFiles(beside, model, torch.float32, how.max_shard_size)
+                    load_alone(folder, manifest, _FillFiles(low_rank))
+                    low_rank.flush()
+                    dense = TensorFiles(staged, exported, how.dtype, how.max_shard_size)
                     for name, weight_fd in dense.tensors.items():
                         projection, used = name.removesuffix(".weight"), [name]
                         if name in low_rank.tensors:
@@ -403,12 +400,13 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
                         dense.release(name)
                     dense.flush()
             else:
-                _write_tensors(folder, manifest, model, staged, how.dtype, how.max_shard_size)
+                tensors = TensorFiles(staged, model, how.dtype, how.max_shard_size)
+                load_alone(folder, manifest, _FillFiles(tensors))
+                tensors.flush()
+        generation = dict.fromkeys(("eos_token_id", "pad_token_id"), about.end_of_document)
         texts = {
             **(tokenizer.files(manifest.sequence_length) if tokenizer else {}),
-            "generation_config.json": json.dumps(
-                dict.fromkeys(("eos_token_id", "pad_token_id"), about.end_of_document), indent=2
-            ),
+            "generation_config.json": json.dumps(generation, indent=2),
             "README.md": model_card(manifest, model, how.merge, how.losses, how.scores),
             **files_of_model,
         }
@@ -426,15 +424,18 @@ def model_files(model: ModelConfig, about: TrainedOn, dtype: torch.dtype) -> dic
     return code | {"config.json": json.dumps(config, indent=2)}
 
 
-def job_tokenizer_or_none(manifest: Manifest, model: ModelConfig, name: str | None) -> ExportedTokenizer | None:
-    """The tokenizer that a checkpoint's model was trained with; ``None``, with a warning, if the job's is gone.
+def trained_on(manifest: Manifest, model: ModelConfig, name: str | None) -> tuple[ExportedTokenizer | None, TrainedOn]:
+    """The tokenizer that a checkpoint's model was trained with, and what users of the model need to know.
+
+    The tokenizer is ``None``, with a warning, if the job's is gone.
 
     Raises:
         ValueError: The tokenizer is another model's, or the given file is not a tokenizer.
         OSError: The given file cannot be read.
     """
     try:
-        return job_tokenizer(DataConfig.model_validate(manifest.job["data"]), model, name)
+        tokenizer = job_tokenizer(DataConfig.model_validate(manifest.job["data"]), model, name)
+        return tokenizer, TrainedOn(manifest.sequence_length, tokenizer.end_of_document)
     except TokenizerDiffers:
         raise
     except Exception as error:  # a store's client raises errors of its own
@@ -444,27 +445,17 @@ def job_tokenizer_or_none(manifest: Manifest, model: ModelConfig, name: str | No
             "the export gets no tokenizer and no eos_token_id, because the job's cannot be read (%s); give it with "
             "--tokenizer", error,
         )  # fmt: skip
-        return None
+        return None, TrainedOn(manifest.sequence_length, None)
 
 
 class _FillFiles(LoadChunks):
     """Fills tensors in files, which occupy memory only while they are written to."""
 
-    def __init__(self, model: ModelConfig, into: TensorFiles) -> None:
-        chunks = {name: slot.chunk(into.tensors[name]) for name, slot in published_slots(model).items()}
+    def __init__(self, into: TensorFiles) -> None:
+        chunks = {name: slot.chunk(into.tensors[name]) for name, slot in into.slots.items()}
         super().__init__(chunks.values())
         self._into, self._published = into, {chunk.index: name for name, chunk in chunks.items()}
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:  # noqa: ARG002
         """Release the tensor's memory, leaving it to the system to write it to disk."""
         self._into.release(self._published[read_item.dest_index])
-
-
-def _write_tensors(
-    folder: CheckpointFolder, manifest: Manifest, model: ModelConfig, to: Path, dtype: torch.dtype, max_shard_size: str
-) -> TensorFiles:
-    shapes = {name: slot.published_shape for name, slot in published_slots(model).items()}
-    written = TensorFiles(to, shapes, dtype, max_shard_size)
-    load_alone(folder, manifest, _FillFiles(model, written))
-    written.flush()
-    return written

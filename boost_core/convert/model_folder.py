@@ -8,19 +8,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from boost_core.architecture import factors_std, is_dense, is_low_rank, model_weights, moments_of
 from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
-from boost_core.checkpoint.resharding import load_whole
-from boost_core.checkpoint.shards import Chunk, SaveChunks, Sizes, save_one_by_one
+from boost_core.checkpoint.resharding import LoadChunks, load_alone
+from boost_core.checkpoint.shards import ChecksummingWriter, Chunk, SaveChunks, Sizes, in_words
 from boost_core.config import Activation, JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines, stores_in_words
 from boost_core.config.storage import Disk, Unreadable, read_small, refuse_irregular
@@ -40,8 +41,7 @@ Tensors = dict[str, torch.Tensor]
 # The location of each published tensor of a model within the trainer's weights.
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A part of one of the trainer's weights.
 
     Attributes:
@@ -274,7 +274,8 @@ def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict
     manifest = folder.manifest(step)
     model = manifest.read_model()
     weights = empty_weights(model)
-    load_whole(folder, manifest, {f"{name}.{_MASTER}": weight for name, weight in weights.items()})
+    chunks = (Chunk.whole(f"{name}.{_MASTER}", weight) for name, weight in weights.items())
+    load_alone(folder, manifest, LoadChunks(chunks))
     return model, weights
 
 
@@ -282,7 +283,8 @@ def write_start(folder: CheckpointFolder, job: JobSpec, published: "Source") -> 
     """Commit a model as a checkpoint of step 0, from which a job can start, with one tensor in memory at a time.
 
     Raises:
-        ValueError: The tensors are not those of the job's model.
+        ValueError: The tensors are not those of the job's model, or one cannot be read.
+        OSError: The store does not accept them.
     """
     model, slots = job.model, published_slots(job.model)
     if different := slots.keys() ^ published.shapes.keys():
@@ -295,8 +297,18 @@ def write_start(folder: CheckpointFolder, job: JobSpec, published: "Source") -> 
         if slot.published_shape != published.shapes[name]:
             there, here = list(published.shapes[name]), list(slot.published_shape)
             raise ValueError(f"{name} is {there} there and {here} in the job; make the job's model the same")
-    checksums = save_one_by_one(folder, 0, _SaveSource(job, published))
-    folder.commit_written(job, ParallelismConfig(), 0, 0, checksums)
+    planner, url = _SaveSource(job, published), folder.step_url(0)
+    folder.prepare(0)
+    # Each chunk has its own file, because torch keeps all tensors of a file until it is complete.
+    writer = ChecksummingWriter(url, folder.is_local, single_file=False, **folder.storage_options)
+    try:
+        save({}, storage_writer=writer, planner=planner, no_dist=True)
+    except CheckpointException as failure:  # not a subclass of Exception
+        cause, _ = next(iter(failure.failures.values()))
+        if isinstance(cause.__cause__, ValueError):  # from reading a tensor
+            raise cause.__cause__ from failure
+        raise OSError(f"{url} cannot be written: {in_words(cause)}") from failure
+    folder.commit_written(job, ParallelismConfig(), 0, 0, writer.checksums)
 
 
 class _SaveSource(SaveChunks):
@@ -389,11 +401,6 @@ _PUBLISHED_NAMES = {
 }  # fmt: skip
 
 
-def is_cut(there: ModelConfig, job: ModelConfig) -> bool:
-    """Whether a model must be factored to low rank for a job."""
-    return is_dense(there) and is_low_rank(job)
-
-
 def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
     """Refuse a model that computes a different function from a job's model with the same weights.
 
@@ -401,14 +408,15 @@ def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
         ValueError: The functions differ. The message lists each differing field with both values.
     """
     theirs, ours = described(there), described(job)
-    changed = _CHANGED_BY_A_CUT if is_cut(there, job) else set()
-    if is_cut(there, job) and job.bottleneck_activation is not Activation.LINEAR:
+    is_cut = is_dense(there) and is_low_rank(job)  # it is factored to low rank for the job
+    changed = _CHANGED_BY_A_CUT if is_cut else set()
+    if is_cut and job.bottleneck_activation is not Activation.LINEAR:
         # With CoLA's activation the factors are only a starting point, so the job may choose the gate.
         changed = changed | {"gate_activation"}
-    different = [name for name in ours if name not in changed and theirs[name] != ours[name]]
-    lines = []
-    for name in different:
-        published = f" (published as {_PUBLISHED_NAMES[name]})" if name in _PUBLISHED_NAMES else ""
-        lines.append(f"{name}{published} is {theirs[name]} there and {ours[name]} in the job")
-    if lines:
-        raise ValueError(f"{'; '.join(lines)}; make the job's model the same, or start from another")
+    different = []
+    for name in ours:
+        if name not in changed and theirs[name] != ours[name]:
+            published = f" (published as {_PUBLISHED_NAMES[name]})" if name in _PUBLISHED_NAMES else ""
+            different.append(f"{name}{published} is {theirs[name]} there and {ours[name]} in the job")
+    if different:
+        raise ValueError(f"{'; '.join(different)}; make the job's model the same, or start from another")

@@ -10,11 +10,10 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,12 +29,10 @@ from boost_core.convert.published_config import TrainedOn, model_of, published_c
 
 @cache
 def modules() -> SimpleNamespace:
-    """Import nanotron; its members are parts of it.
+    """Import nanotron, after which its modules can be imported as usual; the members are parts of it.
 
     ``tensor_metadata`` is the class of a shard's metadata, ``slices_pair`` that of the position of a part of a shard in
-    the whole, ``checkpoint_version`` the version of checkpoints that it writes, and ``parallel_context`` the class of
-    its process groups, which on a CPU set no device. ``tensor_parallel`` has its tensor parallel layers, ``parameters``
-    its parameters, and ``weights`` saves and loads weights.
+    the whole, and ``version`` the version of checkpoints that it writes.
 
     Raises:
         ValueError: nanotron is not installed.
@@ -56,20 +53,10 @@ def modules() -> SimpleNamespace:
             del sys.modules[name]
     import nanotron.config  # noqa: F401  # before its parallel layers, which import it circularly
     from nanotron.constants import CHECKPOINT_VERSION
-    from nanotron.parallel import ParallelContext, parameters
-    from nanotron.parallel.tensor_parallel import nn as tensor_parallel
-    from nanotron.serialize import weights
+    from nanotron.parallel.parameters import SlicesPair
     from nanotron.serialize.metadata import TensorMetadata
 
-    class Context(ParallelContext):  # type: ignore[misc]
-        def set_device(self) -> None:
-            if torch.cuda.is_available():
-                super().set_device()
-
-    return SimpleNamespace(
-        tensor_metadata=TensorMetadata, slices_pair=parameters.SlicesPair, checkpoint_version=CHECKPOINT_VERSION,
-        parallel_context=Context, tensor_parallel=tensor_parallel, parameters=parameters, weights=weights,
-    )  # fmt: skip
+    return SimpleNamespace(tensor_metadata=TensorMetadata, slices_pair=SlicesPair, version=CHECKPOINT_VERSION)
 
 
 CONFIG = "model_config.json"
@@ -78,8 +65,7 @@ CONFIG = "model_config.json"
 _NUMPY_INTEGER = re.compile(r"np\.int64\((\d+)\)")
 
 
-@dataclass(frozen=True)
-class _Packed:
+class _Packed(NamedTuple):
     """One of nanotron's weights.
 
     Attributes:
@@ -129,9 +115,8 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
             if not metadata or "unsharded_shape" not in metadata:
                 whole, covered = shard, shard.numel()
                 break
-            placed = modules().tensor_metadata.from_str_dict(
-                {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
-            )
+            readable = {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
+            placed = modules().tensor_metadata.from_str_dict(readable)
             if path == shards[0]:
                 whole = torch.empty(placed.unsharded_shape, dtype=shard.dtype)
             for pair in placed.local_global_slices_pairs:
@@ -191,7 +176,7 @@ def write_nanotron(
                 pairs.append(nanotron.slices_pair(local_slices=local_slices, global_slices=mine))
                 pieces.append(whole[mine])
                 begin, local = begin + tensor.shape[axis], local + share
-            metadata = nanotron.tensor_metadata(nanotron.checkpoint_version, tuple(pairs), tuple(whole.shape))
+            metadata = nanotron.tensor_metadata(nanotron.version, tuple(pairs), tuple(whole.shape))
             name = f"model_{last}_pp-rank-0-of-1_tp-rank-{rank}-of-{tensor_parallel_size}.safetensors"
             save_file({"data": torch.cat(pieces, dim=axis).contiguous()}, place / name, metadata.to_str_dict())
     config = published_config(model, trained_on)

@@ -18,8 +18,7 @@ does not have it, so ``auto_map`` names a class of ours for it as well, which co
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -48,8 +47,7 @@ _ARCHITECTURES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TrainedOn:
+class TrainedOn(NamedTuple):
     """What users of a model need to know about its training data.
 
     Attributes:
@@ -137,10 +135,8 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
 
 def described(model: ModelConfig) -> dict[str, Any]:
     """Everything that determines what a model computes, as fields of a job's ``model`` with defaults filled in."""
-    filled = {
-        "num_key_value_heads": model.key_value_heads,
-        "gate_activation": model.mlp_activation is not Activation.LINEAR,
-    }
+    gate = model.mlp_activation is not Activation.LINEAR
+    filled = {"num_key_value_heads": model.key_value_heads, "gate_activation": gate}
     return model.model_dump(mode="json", exclude={"preset"}) | filled
 
 
@@ -215,7 +211,20 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
         has = f": {_OTHERS[str(kind)]}, and the trainer's models do not" if str(kind) in _OTHERS else ""
         raise ValueError(f"{file}: model_type is {_short(kind)}{has}; give a model of type {', '.join(_KINDS)}")
     own_fields, defaults = _KINDS[kind]
-    _refuse(file, _unknown(config, _READ | own_fields, defaults))
+    problems = []
+    our_classes = {each for auto_map in AUTO_MAPS.values() for each in auto_map.items()}
+    for name, value in (defaults | config).items():
+        if value is None or name in _READ | own_fields or name in _WITHOUT_EFFECT:
+            continue
+        is_auto_map = name == "auto_map" and isinstance(value, dict)
+        # ``REPOSITORY--`` is put before the classes of models that were loaded from a hub.
+        if is_auto_map and {(use, str(each).rpartition("--")[2]) for use, each in value.items()} <= our_classes:
+            continue
+        if name not in _ONLY:
+            problems.append(f"{name} is {_short(value)}, which the trainer does not know")
+        elif value != _ONLY[name]:
+            problems.append(f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only")
+    _refuse(file, problems)
     if config.get("model") is not None:  # as in early exports of ours
         return _validated(file, config["model"])
     _refuse(file, _problems(config, kind))
@@ -290,24 +299,6 @@ def _function(config: dict[str, Any], kind: str) -> dict[str, Any]:
         window = (_DEFAULTS_OF_QWEN3 | config)["sliding_window"] if config.get("use_sliding_window") else None
         dense |= {"sliding_window": window, "qk_norm": True}
     return dense
-
-
-def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Iterator[str]:
-    our_classes = [each for auto_map in AUTO_MAPS.values() for each in auto_map.items()]
-    for name, value in (defaults | config).items():
-        if value is None or name in known or name in _WITHOUT_EFFECT:
-            continue
-        # ``REPOSITORY--`` is put before the classes of models that were loaded from a hub.
-        if (
-            name == "auto_map"
-            and isinstance(value, dict)
-            and all((auto_class, str(each).rpartition("--")[2]) in our_classes for auto_class, each in value.items())
-        ):
-            continue
-        if name not in _ONLY:
-            yield f"{name} is {_short(value)}, which the trainer does not know"
-        elif value != _ONLY[name]:
-            yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
 
 
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from boost_core.config.storage import no_room
 from boost_core.config.training import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
 from boost_core.config.user_files import count_tokens
 from boost_core.data.documents import documents, refuse_own_output
-from boost_core.data.pipeline.build import Build, BuildProgress
-from boost_core.data.pipeline.engine import Engine, LocalEngine
+from boost_core.data.pipeline.build import Build, BuildProgress, Engine
+from boost_core.data.pipeline.engine import LocalEngine
 from boost_core.data.tokenize import Progress, TokenFolder, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 from boost_core.terminal import ProgressLine, print_lines
@@ -174,8 +174,7 @@ def _show(progress: Progress) -> None:
 def _show_build(progress: BuildProgress) -> None:
     rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
     read = counted(progress.counts.read, "document")
-    line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB per second"
-    _PROGRESS.show(line)
+    _PROGRESS.show(f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB per second")
 
 
 def _filter(text: str) -> QualityFilter:
@@ -195,44 +194,36 @@ def _filter(text: str) -> QualityFilter:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="boost data")
     command = parser.add_subparsers(required=True).add_parser("tokenize", help="tokenize documents into shards")
-    command.add_argument(
-        "sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs; text and jsonl also as .gz or .zst"
-    )
-    command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run resumes there")
-    command.add_argument(
+    add = command.add_argument
+    add("sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs; text and jsonl also as .gz or .zst")
+    add("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run resumes there")
+    add(
         "--kind", choices=("text", "jsonl", "parquet", "arrow", "dataset"),
         help="what the files are (default: what their names end in: .jsonl, .ndjson and .json.gz are jsonl, .parquet "
         "and .arrow themselves, all else is text)",
     )  # fmt: skip
-    command.add_argument("--text-field", help="field of each line or row that holds the text (default: text)")
-    command.add_argument("--tokenizer", help="bytes (the default), or the path or URL of a tokenizer.json")
-    command.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens on SRC first")
-    command.add_argument(
-        "--end-of-document", help="the token that ends a document (default: the only special token of a usual name)"
-    )
-    command.add_argument(
-        "--validation", "--held-out", type=float, default=0.05, help="share of the documents kept for validation"
-    )
-    command.add_argument(
+    add("--text-field", help="field of each line or row that holds the text (default: text)")
+    add("--tokenizer", help="bytes (the default), or the path or URL of a tokenizer.json")
+    add("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens on SRC first")
+    add("--end-of-document", help="the token that ends a document (default: the only special token of a usual name)")
+    add("--validation", "--held-out", type=float, default=0.05, help="share of the documents kept for validation")
+    add(
         "--on-error", choices=get_args(OnError), default="fail",
         help="what to do with a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
     )  # fmt: skip
-    command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens per shard")
-    group = command.add_argument_group(
-        "corpora", "Any of these shuffles the documents, uses several processes and writes DST/lineage.json."
-    )
-    group.add_argument(
+    add("--shard-tokens", type=int, default=1 << 28, help="training tokens per shard")
+    what = "Any of these shuffles the documents, uses several processes and writes DST/lineage.json."
+    add = command.add_argument_group("corpora", what).add_argument
+    add(
         "--filter", action="append", default=[], metavar="MEASURE:MIN:MAX", type=_filter,
         help=f"keep documents within these bounds, one of which may be empty; on {', '.join(get_args(Measure))}",
     )  # fmt: skip
-    group.add_argument("--exact-dedup", action="store_true", help="keep the first of documents with the same words")
-    group.add_argument(
-        "--near-dedup", action="store_true", help="keep the first of documents that are nearly equal (MinHash)"
-    )
-    group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the documents with this seed (default: 0)")
-    group.add_argument("--workers", type=int, metavar="N", help="local processes (default: one per core)")
-    group.add_argument("--ray", action="store_true", help="run on a Ray cluster with Ray Data")
-    group.add_argument("--address", help="with --ray: the cluster's address (default: RAY_ADDRESS, or a new local Ray)")
+    add("--exact-dedup", action="store_true", help="keep the first of documents with the same words")
+    add("--near-dedup", action="store_true", help="keep the first of documents that are nearly equal (MinHash)")
+    add("--shuffle", type=int, metavar="SEED", help="shuffle the documents with this seed (default: 0)")
+    add("--workers", type=int, metavar="N", help="local processes (default: one per core)")
+    add("--ray", action="store_true", help="run on a Ray cluster with Ray Data")
+    add("--address", help="with --ray: the cluster's address (default: RAY_ADDRESS, or a new local Ray)")
     return parser
 
 

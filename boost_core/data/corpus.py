@@ -18,19 +18,8 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.config.data_files import (
-    Part,
-    Shard,
-    SourceFile,
-    TokenIndex,
-    distinct_folders,
-    list_files,
-    read_index,
-    refuse_mixed,
-    refuse_too_little,
-    split_source,
-    validation_tail,
-)
+from boost_core.config import data_files
+from boost_core.config.data_files import Part, Shard, SourceFile, TokenIndex, distinct_folders, list_files, read_index
 from boost_core.config.storage import Disk, options_at
 from boost_core.config.training import MIXTURE_PERIOD, DataConfig, SourceConfig
 from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode, open_tokenizer
@@ -98,7 +87,24 @@ def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: P
         with suppress(FileNotFoundError):
             if cached.exists() or not os.path.samestat(part.stat(), os.fstat(stream.fileno())):
                 return  # another process was faster
-        _make_room(cached.parent, size)
+        # The shards that were not used for the longest go until what is left unused and the new one have room.
+        cache, unused = cached.parent, []
+        for path in cache.iterdir():
+            with suppress(OSError), path.open("rb") as there:  # it was just removed, or is mapped
+                fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                status = os.fstat(there.fileno())
+                unused.append((status.st_mtime, status.st_size, path))
+        total, disk = sum(of_file for _, of_file, _ in unused), shutil.disk_usage(cache)
+        for _, of_file, path in sorted(unused):
+            if shutil.disk_usage(cache).free >= size and total <= _UNUSED_SHARE * disk.total:
+                break
+            path.unlink(missing_ok=True)
+            total -= of_file
+        if (free := shutil.disk_usage(cache).free) < size:
+            raise OSError(
+                f"{cache} has {free / 1e9:,.3f} GB free, and a shard of tokens takes {size / 1e9:,.3f} GB; make room, "
+                "or set TMPDIR to a folder on a larger disk"
+            )
         try:
             filesystem.get_file(name, str(part))
         except OSError as error:
@@ -119,28 +125,6 @@ def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: P
 def _refuse_other_size(name: str, actual: int, size: int) -> None:
     if actual != size:
         raise ValueError(f"{name} has {actual:,} bytes instead of {size:,}; make the tokens again")
-
-
-def _make_room(cache: Path, needed: int) -> None:
-    """Remove the shards that were not used for the longest until what is left unused and the new one have room."""
-    unused = []
-    for path in cache.iterdir():
-        with suppress(OSError), path.open("rb") as stream:  # it was just removed, or is mapped
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.fstat(stream.fileno())
-            unused.append((status.st_mtime, status.st_size, path))
-    total, disk = sum(size for _, size, _ in unused), shutil.disk_usage(cache)
-    for _, size, path in sorted(unused):
-        free = shutil.disk_usage(cache).free
-        if free >= needed and total <= _UNUSED_SHARE * disk.total:
-            break
-        path.unlink(missing_ok=True)
-        total -= size
-    if (free := shutil.disk_usage(cache).free) < needed:
-        raise OSError(
-            f"{cache} has {free / 1e9:,.3f} GB free, and a shard of tokens takes {needed / 1e9:,.3f} GB; make room, or "
-            "set TMPDIR to a folder on a larger disk"
-        )
 
 
 # A long sequence of tokens in one or more pieces, with random access.
@@ -179,16 +163,16 @@ class TokenStream:
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Number of occurrences of each token id, from 0 to the largest, in as much as is counted in a moment."""
-        begins = (end - len(piece) for piece, end in zip(self._pieces, self._ends, strict=True))
-        counts = [
-            np.bincount(piece[: _MOST_COUNTED - begin])
-            for piece, begin in zip(self._pieces, begins, strict=True)
-            if begin < _MOST_COUNTED
-        ]
-        total = np.zeros(max(map(len, counts)), np.int64)
-        for of_piece in counts:
-            total[: len(of_piece)] += of_piece
-        return total
+        rooms = [_MOST_COUNTED - end + len(piece) for piece, end in zip(self._pieces, self._ends, strict=True)]
+        return _sum([np.bincount(piece[:room]) for piece, room in zip(self._pieces, rooms, strict=True) if room > 0])
+
+
+def _sum(counts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """The sum of counts, each from token 0 to the largest that it has."""
+    total = np.zeros(max(map(len, counts)), np.int64)
+    for each in counts:
+        total[: len(each)] += each
+    return total
 
 
 @dataclass(frozen=True)
@@ -221,9 +205,7 @@ class Corpus:
     validation: Mapping[str, TokenStream] = field(default_factory=dict)
 
 
-def load_corpus(
-    data: DataConfig, sequence_length: int, indices: Mapping[str, TokenIndex] | None = None
-) -> Corpus:  # fmt: skip
+def load_corpus(data: DataConfig, sequence_length: int, indices: Mapping[str, TokenIndex] | None = None) -> Corpus:
     """Tokenize all sources into memory, or map sources that are already tokenized.
 
     Args:
@@ -240,7 +222,7 @@ def load_corpus(
         sources = [*(source for source, _ in data.sources), *data.validation]
         if indices is None:
             indices = {path: read_index(path) for source in sources for path in distinct_folders(source.paths)}
-        refuse_mixed(indices)
+        data_files.refuse_mixed(indices)
         mapped = tuple(
             Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
             for source, weight in data.sources
@@ -251,32 +233,29 @@ def load_corpus(
     tokenizer = open_tokenizer(data.tokenizer, data.end_of_document)
     streams = []
     for source, weight in data.sources:
-        split = split_source(source, data.validation_fraction, sequence_length, new=False)
+        split = data_files.split_source(source, data.validation_fraction, sequence_length, new=False)
         training, text_bytes = _tokens_of(split.training, source, tokenizer)
         if split.lone_file:
-            boundary = len(training) - validation_tail(len(training), data.validation_fraction)
+            boundary = len(training) - data_files.validation_tail(len(training), data.validation_fraction)
             training, validation = training[:boundary], training[boundary:]
             # The boundary is between two tokens; the tail is assumed to have its share of the file's bytes.
             text_bytes *= len(validation) / max(len(training) + len(validation), 1)
         else:
             validation, text_bytes = _tokens_of(split.validation, source, tokenizer)
         for part, tokens in (("training", training), ("validation", validation)):
-            refuse_too_little(part, len(tokens), "tokens", sequence_length)
+            data_files.refuse_too_little(part, len(tokens), "tokens", sequence_length)
         streams.append(Stream(TokenStream([training]), TokenStream([validation], text_bytes), weight))
     validation_sets = {}
     for named in data.validation:
         tokens, text_bytes = _tokens_of(list_files(named, new=False), named, tokenizer)
-        refuse_too_little(f"validation ({named.name})", len(tokens), "tokens", sequence_length)
+        data_files.refuse_too_little(f"validation ({named.name})", len(tokens), "tokens", sequence_length)
         validation_sets[named.name] = TokenStream([tokens], text_bytes)
     return Corpus(tuple(streams), tokenizer.end_of_document, validation_sets)
 
 
 def unigram_entropy(corpus: Corpus) -> float:
     """Entropy of single validation tokens, −Σ p log p in nats: the loss of a model that knows only frequencies."""
-    of_streams = [stream.validation.counts() for stream in corpus.streams]
-    counts = np.zeros(max(map(len, of_streams)))
-    for of_stream in of_streams:
-        counts[: len(of_stream)] += of_stream
+    counts = _sum([stream.validation.counts() for stream in corpus.streams])
     frequency = counts[counts > 0] / counts.sum()
     return float(-(frequency * np.log(frequency)).sum())
 
@@ -342,7 +321,8 @@ class Windows:
             self._permutation = np.arange(self.count, dtype=np.min_scalar_type(self.count))  # each rank holds it
             np.random.default_rng((*self._seed, epoch)).shuffle(self._permutation)
             self._epoch = epoch
-        return _window(self._tokens, int(self._permutation[place]), self._length)
+        begin = int(self._permutation[place]) * self._length
+        return self._tokens.read(begin, begin + self._length + 1)
 
 
 class Sampler:
@@ -462,10 +442,7 @@ class EvaluationSet:
             part: Number of the part, from 0.
             parts: Number of parts.
         """
-        windows = self.windows[part::parts]
-        for begin in range(0, len(windows), batch_size):
-            yield np.stack([_window(*each, self.sequence_length) for each in windows[begin : begin + batch_size]])
-
-
-def _window(tokens: TokenStream, window: int, length: int) -> Sequences:
-    return tokens.read(window * length, (window + 1) * length + 1)
+        windows, length = self.windows[part::parts], self.sequence_length
+        for first in range(0, len(windows), batch_size):
+            batch = windows[first : first + batch_size]
+            yield np.stack([tokens.read(number * length, (number + 1) * length + 1) for tokens, number in batch])

@@ -79,7 +79,19 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
         options = WHOLE_DISK if source.kind == "standard_library" else {}
         with fsspec.open(file.url, "rb", **options) as stream:
             if source.kind == "parquet":
-                yield from _of_parquet(stream, file.url, source.text_field)
+                table = pq.ParquetFile(stream)
+                if problem := no_text_column(table.schema_arrow, source.text_field):
+                    yield Document(file.url, "", b"", problem, misread=True)
+                    return
+                for group in range(table.num_row_groups):
+                    row = 0
+                    try:
+                        for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[source.text_field]):
+                            place = f"row group {group}, row"
+                            yield from _of_rows(batch.column(0), file.url, place, row, source.text_field)
+                            row += len(batch)
+                    except (OSError, pa.ArrowException) as error:
+                        yield Document(file.url, f"row group {group}, from row {row} on", b"", _damage(error))
             elif source.kind in ("arrow", "dataset"):
                 yield from _of_arrow(stream, file.url, source.text_field)
             else:
@@ -156,21 +168,6 @@ def _of_line(line: bytes, url: str, place: str, field: str, misread: bool) -> Do
     return Document(url, place, line, problem)
 
 
-def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
-    file = pq.ParquetFile(stream)
-    if problem := no_text_column(file.schema_arrow, field):
-        yield Document(url, "", b"", problem, misread=True)
-        return
-    for group in range(file.num_row_groups):
-        row = 0
-        try:
-            for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[field]):
-                yield from _of_rows(batch.column(0), url, f"row group {group}, row", row, field)
-                row += len(batch)
-        except (OSError, pa.ArrowException) as error:
-            yield Document(url, f"row group {group}, from row {row} on", b"", _damage(error))
-
-
 def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
     beginning = stream.read(len(ARROW_FILE))
     stream.seek(0)
@@ -207,27 +204,25 @@ def _damage_as_arrows() -> Iterator[None]:
 
 
 def _of_rows(column: pa.Array, url: str, place: str, first: int, field: str) -> Iterator[Document]:
-    for row, value in enumerate(_as_bytes(column), start=first):
+    """The documents of a column: its texts as bytes, because writers are not forced to use UTF-8 in their strings.
+
+    Raises:
+        pa.ArrowException: Their positions are damaged; Arrow itself checks none, and would read beyond its buffers.
+    """
+    by_number, texts = pa.types.is_dictionary(column.type), column
+    if by_number:
+        column.indices.validate(full=True)
+        texts = column.dictionary
+    texts = texts.view(_BINARY[texts.type])
+    texts.validate(full=True)
+    if by_number:
+        texts = pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
+    for row, value in enumerate(texts, start=first):
         content = value.as_py()
         if content is None:
             yield Document(url, f"{place} {row}", b"", f"{field!r} is null; remove the row, or give it text")
         else:
             yield Document(url, f"{place} {row}", content, _unusable(content))
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """The texts as bytes, because writers are not forced to use UTF-8 in what they call strings.
-
-    Raises:
-        pa.ArrowException: Their positions are damaged; Arrow itself checks none, and would read beyond its buffers.
-    """
-    if pa.types.is_dictionary(column.type):
-        column.indices.validate(full=True)
-        texts = _as_bytes(column.dictionary)
-        return pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
-    texts = column.view(_BINARY[column.type])
-    texts.validate(full=True)
-    return texts
 
 
 def _unusable(content: bytes) -> str:
@@ -379,12 +374,11 @@ class NewFile:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None
         try:
-            with naming(self._path):
+            with suppress(OSError) if failed else naming(self._path):
                 self._stream.close()
         except OSError:
             failed = True
-            if kind is None:
-                raise
+            raise
         finally:
             if failed:
                 with suppress(OSError):

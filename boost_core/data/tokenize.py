@@ -78,13 +78,9 @@ class TokenFolder:
             return set()
         return {f"{name}/{path.rpartition('/')[2]}" for path in listed}
 
-    def has(self, name: str) -> bool:
-        """Whether it has a file of this name."""
-        return bool(self._filesystem.exists(f"{self._path}/{name}"))
-
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its contents; does nothing if it does not exist."""
-        if self.has(name):
+        if self._filesystem.exists(f"{self._path}/{name}"):
             self._filesystem.rm(literal(self._filesystem, f"{self._path}/{name}"), recursive=True)
 
     def make(self, name: str) -> None:
@@ -239,13 +235,8 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
             quarantine = stack.enter_context(folder.quarantine(number))
             for batch in rest:
                 good, skipped, written = _write(batch, plan, shards, quarantine)
-                index = index.model_copy(
-                    update={
-                        "cursor": batch.after,
-                        "documents": index.documents + good,
-                        "skipped": index.skipped + skipped,
-                    }
-                )
+                counts = {"documents": index.documents + good, "skipped": index.skipped + skipped}
+                index = index.model_copy(update={"cursor": batch.after, **counts})
                 before = inputs.get(batch.read.file, batch.read)  # what had been read of the file so far
                 inputs[batch.read.file] = batch.read.model_copy(update={"first": before.first})
                 tokens += written
@@ -310,7 +301,9 @@ def _resumed(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[
             tokenizer=checksum, source=digest,
         ), []  # fmt: skip
     if index.source != digest:
-        before: dict[str, Any] = json.loads(folder.read(_SETTINGS)) if folder.has(_SETTINGS) else {}
+        before: dict[str, Any] = {}
+        with suppress(FileNotFoundError):
+            before = json.loads(folder.read(_SETTINGS))
         different = (f"{name} {was}, not {settings[name]}" for name, was in before.items() if was != settings[name])
         problem = "; ".join(different) or "another tokenizer, kind, text field, split or shard size"
         raise ValueError(

@@ -97,21 +97,24 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     """
     if name in (None, BYTES):
         return ByteTokenizer()
-    filesystem, path = fsspec.url_to_fs(name)
-    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
-    return FileTokenizer(load_tokenizer(content, name), name, end_of_document)
+    return FileTokenizer(load_tokenizer(name)[1], name, end_of_document)
 
 
-def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
+def load_tokenizer(name: str) -> tuple[bytes, tokenizers.Tokenizer]:
     """Load a ``tokenizer.json`` without what a trainer of it may have set: truncation, padding, and dropout of merges.
 
     Args:
-        content: The file.
-        name: The tokenizer's name in errors.
+        name: Path or URL of the file.
+
+    Returns:
+        The file's content, and the tokenizer.
 
     Raises:
         ValueError: It is not a tokenizer, or has no tokens.
+        OSError: The file cannot be read.
     """
+    filesystem, path = fsspec.url_to_fs(name)
+    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing more specific
@@ -124,7 +127,7 @@ def load_tokenizer(content: bytes, name: str) -> tokenizers.Tokenizer:
     tokenizer.no_padding()
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.dropout = None
-    return tokenizer
+    return content, tokenizer
 
 
 def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
@@ -188,9 +191,7 @@ def encode(batch: Sequence["Document"], tokenizer: Tokenizer) -> Iterator[tuple[
     for document in batch:
         if document.problem:
             yield document, end[:0]
-            continue
-        tokens = next(encoded)
-        if (tokens == end).any():
+        elif ((tokens := next(encoded)) == end).any():
             yield replace(document, problem=f"holds {tokenizer.end_name}, which ends documents; remove it"), end[:0]
         else:
             yield document, np.concatenate([tokens, end])
@@ -222,12 +223,8 @@ class ExportedTokenizer:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of transformers' tokenizer: the end of document also pads, on the left, as generation needs."""
-        return {
-            "eos_token": self.end_name,
-            "pad_token": self.end_name,
-            "padding_side": "left",
-            "clean_up_tokenization_spaces": False,
-        }
+        end = self.end_name
+        return {"eos_token": end, "pad_token": end, "padding_side": "left", "clean_up_tokenization_spaces": False}
 
     def files(self, sequence_length: int) -> dict[str, str]:
         """The contents of its files by name."""
@@ -268,9 +265,7 @@ def _of_file(
     name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0,
     digest: str | None = None,
 ) -> ExportedTokenizer:  # fmt: skip
-    filesystem, path = fsspec.url_to_fs(name)
-    content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
-    tokenizer = load_tokenizer(content, name)
+    content, tokenizer = load_tokenizer(name)
     size = max(tokenizer.get_vocab().values()) + 1
     if size > model.vocab_size or vocabulary not in (0, size):
         raise TokenizerDiffers(

@@ -60,11 +60,9 @@ def _run(options: argparse.Namespace) -> None:
         raise ValueError(f"{error}; install boost-service[eval]") from error
     width = max(len(score.task) for score in result.scores)
     for score in result.scores:
-        deviation = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+        spread = "" if score.stderr is None else f" ± {score.stderr:.4f}"
         value = "not a finite number" if score.value is None else f"{score.value:.4f}"
-        print_lines(
-            f"{score.task:<{width}}  {score.metric}  {value}{deviation}  ({counted(score.samples, 'document')})"
-        )
+        print_lines(f"{score.task:<{width}}  {score.metric}  {value}{spread}  ({counted(score.samples, 'document')})")
     if options.out:
         Path(options.out).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

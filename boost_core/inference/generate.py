@@ -80,9 +80,8 @@ def load_model(folder: CheckpointFolder, step: int, tokenizer: str | None) -> Lo
         tensors = instance.state_dict()
         chunks = [slot.chunk(tensors[name]) for name, slot in published_slots(model).items()]
         load_alone(folder, manifest, LoadChunks(chunks))
-    for_transformers = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(exported.content), **exported.settings
-    )
+    plain = tokenizers.Tokenizer.from_str(exported.content)
+    for_transformers = PreTrainedTokenizerFast(tokenizer_object=plain, **exported.settings)
     return LoadedModel(step, instance.to(device).eval(), for_transformers, manifest.sequence_length)
 
 
@@ -145,20 +144,15 @@ def generate(loaded: LoadedModel, prompt: str, how: Sampling, write: Callable[[s
     Raises:
         ValueError: The prompt and new tokens are longer than the sequences that the model was trained on.
     """
-    end = loaded.model.config.eos_token_id
+    end, length = loaded.model.config.eos_token_id, loaded.sequence_length
     tokens = loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"] or [end]
-    room = loaded.sequence_length - len(tokens)
+    room = length - len(tokens)
     count = how.max_new_tokens or min(DEFAULT_NEW_TOKENS, room)
+    lengths = f"the prompt has {len(tokens):,} tokens, and the model was trained on sequences of {length:,}"
     if room < 1:
-        raise ValueError(
-            f"the prompt has {len(tokens):,} tokens, and the model was trained on sequences of "
-            f"{loaded.sequence_length:,}; give at most {loaded.sequence_length - 1:,}"
-        )
+        raise ValueError(f"{lengths}; give at most {length - 1:,}")
     if count > room:
-        raise ValueError(
-            f"the prompt has {len(tokens):,} tokens, and the model was trained on sequences of "
-            f"{loaded.sequence_length:,}; ask for at most {room:,} with --max-new-tokens, not {count:,}"
-        )
+        raise ValueError(f"{lengths}; ask for at most {room:,} with --max-new-tokens, not {count:,}")
     if how.seed is not None:
         torch.manual_seed(how.seed)
     sampling = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p, "top_k": 0}

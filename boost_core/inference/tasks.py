@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import lm_eval
 import lm_eval.evaluator
@@ -87,12 +86,16 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
             metric, _, kind = name.partition(",")
             if not kind or metric.endswith(_STDERR):  # a fact about the task, or the error of a metric
                 continue
+            finite, stderr = (
+                float(each) if isinstance(each, int | float) and math.isfinite(each) else None
+                for each in (value, values.get(f"{metric}{_STDERR},{kind}"))
+            )
             scores.append(
                 Score(
                     task=task,
                     metric=metric if kind == "none" else name,
-                    value=_finite(value),
-                    stderr=_finite(values.get(f"{metric}{_STDERR},{kind}")),
+                    value=finite,
+                    stderr=stderr,
                     higher_is_better=better.get(metric),
                     samples=results.get("n-samples", {}).get(task, {}).get("effective", 0),
                     version=None if version is None else str(version),
@@ -100,7 +103,3 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
                 )
             )
     return Scores(step=loaded.step, evaluated_by=f"lm-eval {results['lm_eval_version']}", scores=tuple(scores))
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -33,9 +33,9 @@ def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[tor
             logit is 0.
     """
     if not runs_on_triton(logits_cV):  # the reference
-        logits_cV = precise(logits_cV)
-        index_c1, is_local_c1 = _local_targets(target_c, logits_cV.shape[1])
-        target_logit_c1 = logits_cV.gather(-1, index_c1) * is_local_c1
+        logits_cV, width = precise(logits_cV), logits_cV.shape[1]
+        is_local_c1 = ((target_c >= 0) & (target_c < width)).unsqueeze(-1)
+        target_logit_c1 = logits_cV.gather(-1, target_c.clamp(0, width - 1).unsqueeze(-1)) * is_local_c1
         return logits_cV.logsumexp(dim=-1), target_logit_c1.squeeze(-1)
     logits_cV = rows(logits_cV)
     tokens, columns = logits_cV.shape
@@ -63,23 +63,19 @@ def logits_gradient(
     """
     if not runs_on_triton(logits_cV):  # the reference
         gradient_cV = (precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_().mul_(dlog_sum_c.unsqueeze(-1))
-        index_c1, is_local_c1 = _local_targets(target_c, logits_cV.shape[1])
+        width = logits_cV.shape[1]
+        index_c1 = target_c.clamp(0, width - 1).unsqueeze(-1)  # those of other ranks change nothing
+        is_local_c1 = ((target_c >= 0) & (target_c < width)).unsqueeze(-1)
         gradient_cV.scatter_add_(-1, index_c1, -(is_local_c1 * dloss_c.unsqueeze(-1)).to(gradient_cV.dtype))
         return gradient_cV.to(logits_cV.dtype)
     logits_cV = rows(logits_cV)
     tokens, columns = logits_cV.shape
     block = min(block_of(columns), LARGEST_BLOCK)
-    _logits_gradient[(tokens, triton.cdiv(columns, block))](
+    _gradient[(tokens, triton.cdiv(columns, block))](
         logits_cV, target_c, log_sum_c.float(), dloss_c.float().contiguous(), dlog_sum_c.float().contiguous(),
         logits_cV.stride(0), columns, BLOCK=block, num_warps=warps_of(block),
     )  # fmt: skip
     return logits_cV
-
-
-def _local_targets(target_c: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return targets as an index, those of other ranks clamped, and which ones are local."""
-    is_local_c = (target_c >= 0) & (target_c < width)
-    return target_c.clamp(0, width - 1).unsqueeze(-1), is_local_c.unsqueeze(-1)
 
 
 # The Triton kernels: one program per token for the sums, blocks of a row for the gradient, fp32 arithmetic.
@@ -105,9 +101,7 @@ def _row_statistics(logits_ptr, target_ptr, log_sum_ptr, target_logit_ptr, strid
 
 
 @jit
-def _logits_gradient(
-    logits_ptr, target_ptr, log_sum_ptr, dloss_ptr, dlog_sum_ptr, stride, columns, BLOCK: tl.constexpr
-):  # fmt: skip
+def _gradient(logits_ptr, target_ptr, log_sum_ptr, dloss_ptr, dlog_sum_ptr, stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns

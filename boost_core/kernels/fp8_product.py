@@ -65,8 +65,8 @@ def fp8_product(
         fast_accumulation: Whether tensor cores may sum in fewer bits than fp32 has, as in NVIDIA's Transformer Engine
             for the forward pass but not for the backward.
     """
-    if not runs_on_triton(left.values):
-        return out.copy_(fp8_product_reference(left, right))
+    if not runs_on_triton(left.values):  # the reference: multiplied in fp32
+        return out.copy_(dequantised(left) @ dequantised(right).mT)
     batch = (*left, *right, out)
     for x_Tk, x_scale_T, w_ck, w_scale_c, y_Tc in zip(*batch, strict=True) if out.ndim == 3 else [batch]:
         # The public torch.nn.functional.scaled_mm takes no output tensor.
@@ -75,11 +75,6 @@ def fp8_product(
             out_dtype=out.dtype, use_fast_accum=fast_accumulation, out=y_Tc,
         )  # fmt: skip
     return out
-
-
-def fp8_product_reference(left: QuantisedRows, right: QuantisedRows) -> torch.Tensor:
-    """Return the product of 8-bit numbers, multiplied in fp32."""
-    return dequantised(left) @ dequantised(right).mT
 
 
 def dequantised(x: QuantisedRows) -> torch.Tensor:
@@ -139,8 +134,10 @@ def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> Q
     Returns:
         ``[…, c, k]``.
     """
-    if not runs_on_triton(x):
-        return quantise_columns_reference(x, factor_k)
+    if not runs_on_triton(x):  # the reference
+        scaled = x.float() if factor_k is None else x.float() * factor_k.float().unsqueeze(-1)
+        values, scales = quantise_rows_reference(scaled.mT)
+        return QuantisedRows(values.contiguous(), scales)
     x_gkc = rows(x if x.ndim == 3 else x.unsqueeze(0))
     count, depth, columns = x_gkc.shape
     result = empty_quantised((*x.shape[:-2], columns, depth), x.device)
@@ -151,13 +148,6 @@ def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> Q
         FACTOR=factor_k is not None, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
     )  # fmt: skip
     return result
-
-
-def quantise_columns_reference(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> QuantisedRows:
-    """The same as torch rounds to 8 bits."""
-    scaled = x.float() if factor_k is None else x.float() * factor_k.float().unsqueeze(-1)
-    values, scales = quantise_rows_reference(scaled.mT)
-    return QuantisedRows(values.contiguous(), scales)
 
 
 # How the kernels that write activations leave their rows for the product that reads them.
@@ -178,6 +168,11 @@ class PrecomputedRows:
     """
 
     rows: QuantisedRows | None = None
+
+    def allocate(self, like: torch.Tensor) -> QuantisedRows:
+        """Allocate memory for the rows of such a tensor, and return it to be written."""
+        self.rows = empty_quantised(like.shape, like.device)
+        return self.rows
 
     def take(self) -> QuantisedRows | None:
         """Return them once, so that use frees them."""
@@ -235,24 +230,23 @@ def _columns(
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     here = column < columns
     largest = tl.zeros([COLUMNS], dtype=tl.float32)
+    x_begin = x_ptr + group * x_group_stride
     for begin in range(0, depth, DEPTH):
-        x, _, _ = _tile(x_ptr, factor_ptr, group * x_group_stride, x_stride, begin, depth, column, here, FACTOR, DEPTH)
+        x, _, _ = _tile(x_begin, factor_ptr, x_stride, begin, depth, column, here, FACTOR, DEPTH)
         largest = tl.maximum(largest, tl.max(tl.abs(x), axis=0))
     scale, inverse = scale_of(largest)
     tl.store(row_scale_ptr + group * columns + column, scale, mask=here)
     for begin in range(0, depth, DEPTH):
-        x, row, inside = _tile(
-            x_ptr, factor_ptr, group * x_group_stride, x_stride, begin, depth, column, here, FACTOR, DEPTH
-        )
+        x, row, inside = _tile(x_begin, factor_ptr, x_stride, begin, depth, column, here, FACTOR, DEPTH)
         value = value_ptr + group * value_group_stride + column[None, :] * value_stride + row[:, None]
         tl.store(value, (x * inverse[None, :]).to(value_ptr.dtype.element_ty), mask=inside)
 
 
 @jit
-def _tile(weight, factor, offset, x_stride, begin, depth, column, here, FACTOR: tl.constexpr, DEPTH: tl.constexpr):
+def _tile(weight, factor, x_stride, begin, depth, column, here, FACTOR: tl.constexpr, DEPTH: tl.constexpr):
     row = tl.cast(begin, tl.int64) + tl.arange(0, DEPTH)
     inside = (row < depth)[:, None] & here[None, :]
-    x = tl.load(weight + offset + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(weight + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     if FACTOR:
         x *= tl.load(factor + row, mask=row < depth, other=0.0).to(tl.float32)[:, None]
     return x, row, inside

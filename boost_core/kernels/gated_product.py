@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from boost_core.config.model import Activation
-from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, empty_quantised, scale_of, store_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, scale_of, store_quantised
 from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
 from boost_core.kernels.launch import Part, block_of, jit, members, rows, runs_on_triton, tl, triton, warps_of
 
@@ -68,9 +68,8 @@ class _GatedProduct(torch.autograd.Function):
             out_Tf, computed = part.result(gate_Tf, (tokens, columns))
             if computed:
                 return out_Tf
-        values, scales = out_Tf, out_Tf  # not written to as such if there is nothing to quantise
-        if quantised is not None:
-            quantised.rows = values, scales = empty_quantised(out_Tf.shape, gate_Tf.device)
+        # Not written to as such if there is nothing to quantise.
+        values, scales = (out_Tf, out_Tf) if quantised is None else quantised.allocate(out_Tf)
         block = block_of(columns) if fp8 else min(block_of(columns), LARGEST_BLOCK)
         _forward[(tokens, triton.cdiv(columns, block))](
             gate_Tf, up_Tf, out_Tf, values, scales, gate_Tf.stride(0), up_Tf.stride(0), out_Tf.stride(0), columns,
@@ -87,7 +86,7 @@ class _GatedProduct(torch.autograd.Function):
         dgate_Tf, dup_Tf = members(dparts)
         quantised = [(each, each) for each in dparts]  # never written through if there is nothing to quantise
         if ctx.fp8:
-            quantised = [empty_quantised(part_gTf.shape, part_gTf.device) for part_gTf in parts]
+            quantised = [rows_of.allocate(each) for rows_of, each in zip(ctx.of_gradients, dparts, strict=True)]
         values, scales = (members(each) for each in zip(*quantised, strict=True))
         tokens, columns = gate_Tf.shape
         block = min(block_of(columns), LARGEST_BLOCK_FP8 if ctx.fp8 else LARGEST_BLOCK)
@@ -96,9 +95,6 @@ class _GatedProduct(torch.autograd.Function):
             gate_Tf.stride(0), up_Tf.stride(0), dout_Tf.stride(0), dgate_Tf.stride(0), dup_Tf.stride(0), columns,
             ACTIVATION=ctx.activation.value, FP8=ctx.fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        if ctx.fp8:
-            for of_gradient, each in zip(ctx.of_gradients, quantised, strict=True):
-                of_gradient.rows = QuantisedRows(*each)
         return None, None, None, None, *dparts
 
 

@@ -30,7 +30,7 @@ import torch
 from torch.nn.functional import silu
 
 from boost_core.config.model import Activation
-from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, store_quantised
 from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 # The activations, which the MLP's gate and LaX's crossing share, in torch and in Triton:
@@ -115,10 +115,8 @@ def latent_epilogue(
         return h_Tc.view(len(h_Tc), count, h_Tc.shape[1] // count).transpose(0, 1)
     if not runs_on_triton(h_Tc):
         return latent_epilogue_reference(h_Tc, s_T, count, width, epsilon, activation)
-    statistic = None if s_T is None else s_T.contiguous()
-    return _LatentEpilogue.apply(  # type: ignore[no-any-return, no-untyped-call]
-        rows(h_Tc), statistic, count, width, epsilon, activation, quantised, precomputed_gTr, part
-    )
+    s_T = None if s_T is None else s_T.contiguous()
+    return _LatentEpilogue.apply(rows(h_Tc), s_T, count, width, epsilon, activation, quantised, precomputed_gTr, part)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def latent_epilogue_reference(
@@ -159,9 +157,8 @@ class _LatentEpilogue(torch.autograd.Function):
             z_gTr, computed = part.result(h_Tc, (count, tokens, rank))
             if computed:
                 return z_gTr
-        values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
-        if quantised is not None:
-            quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)
+        # Not written to as such if there is nothing to quantise.
+        values, scales = (z_gTr, z_gTr) if quantised is None else quantised.allocate(z_gTr)
         block = block_of(rank)
         _forward[(tokens,)](
             h_Tc, h_Tc if s_T is None else s_T, z_gTr, values, scales, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1),
@@ -227,9 +224,8 @@ def _backward(
     for index in tl.static_range(COUNT):
         group = tl.cast(index, tl.int64)
         y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
-        dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
-        dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)
         y *= inverse_rms
+        dy = tl.load(dz_ptr + group * dz_group_stride + row * dz_stride + column, mask=inside, other=0.0).to(tl.float32)
         dy = activation_gradient(dy, y, ACTIVATION)
         products += dy * y
         dh = dh_ptr + row * dh_stride + group * rank + column

@@ -103,10 +103,6 @@ class Halves:
     exchanged: tuple[deque[Any], deque[Any]] = field(default_factory=lambda: (deque(), deque()))
     attended: list[torch.Tensor] = field(default_factory=list)
 
-    def parts(self) -> "tuple[Part, Part, Part]":
-        """Return both halves, and all tokens."""
-        return Part(self, 0), Part(self, 1), Part(self, None)
-
 
 @dataclass(eq=False)
 class Part:

@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from boost_core.config.model import Activation
-from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, store_quantised
 from boost_core.kernels.latent_epilogue import activate, activation_gradient, activation_reference
 from boost_core.kernels.launch import block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
@@ -82,9 +82,8 @@ class _LatentCrossing(torch.autograd.Function):
     ) -> torch.Tensor:  # fmt: skip
         count, tokens, rank = crossed_gTr.shape
         z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
-        values, scales = z_gTr, z_gTr  # not written to as such if there is nothing to quantise
-        if quantised is not None:
-            quantised.rows = values, scales = empty_quantised(z_gTr.shape, h_Tc.device)
+        # Not written to as such if there is nothing to quantise.
+        values, scales = (z_gTr, z_gTr) if quantised is None else quantised.allocate(z_gTr)
         mean_gT, inverse_std_gT = torch.empty((2, count, tokens), dtype=torch.float32, device=h_Tc.device)
         block = block_of(rank)
         _forward[(tokens, count)](
@@ -105,9 +104,7 @@ class _LatentCrossing(torch.autograd.Function):
         dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
         dcrossed_gTr = torch.empty(crossed_gTr.shape, dtype=crossed_gTr.dtype, device=h_Tc.device)
         programs = min(tokens, LARGEST_PROGRAMS)
-        dscale_Pgr, dshift_Pgr = (
-            torch.empty((programs, count, rank), dtype=torch.float32, device=h_Tc.device) for _ in range(2)
-        )
+        dscale_Pgr, dshift_Pgr = torch.empty((2, programs, count, rank), dtype=torch.float32, device=h_Tc.device)
         ds_gT = torch.empty((count, tokens), dtype=torch.float32, device=h_Tc.device)
         block = block_of(rank)
         _backward[(programs, count)](
@@ -187,8 +184,7 @@ def _backward(
         statistic = group * tokens + row
         inverse_std = tl.load(inverse_std_ptr + statistic)
         n = tl.where(inside, (u - tl.load(mean_ptr + statistic)) * inverse_std, 0.0)
-        dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
-        dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dz_ptr + group * dz_group_stride + row * dz_stride + column, mask=inside, other=0.0).to(tl.float32)
         dy = activation_gradient(dy, n * scale + shift, ACTIVATION)
         dscale += dy * n
         dshift += dy

@@ -16,11 +16,11 @@ shard.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
-from boost_core.kernels.fp8_product import PrecomputedRows, empty_quantised, store_quantised
+from boost_core.kernels.fp8_product import PrecomputedRows, store_quantised
 from boost_core.kernels.launch import Part, block_of, jit, precise, rows, runs_on_triton, tl, warps_of
 
 
@@ -55,20 +55,12 @@ def residual_add(
         rounded: Whether the sums of squares are rounded to the type of ``x``, in which they are sent.
     """
     squares_type = x_Td.dtype if rounded else torch.promote_types(x_Td.dtype, torch.float32)
-    if not runs_on_triton(x_Td):
-        stream_Td, input_Td, squares_T, _ = residual_add_reference(x_Td, y_Td)
-        return Residual(stream_Td, input_Td, cast(torch.Tensor, squares_T).to(squares_type), quantised)
+    if not runs_on_triton(x_Td):  # the reference, differentiated by autograd
+        sum_Td = x_Td if y_Td is None else x_Td + y_Td
+        return Residual(sum_Td, sum_Td, precise(sum_Td).square().sum(dim=-1).to(squares_type), quantised)
     y_Td = None if y_Td is None else rows(y_Td)
-    stream_Td, input_Td, squares_T = _ResidualAdd.apply(  # type: ignore[no-untyped-call]
-        rows(x_Td), y_Td, quantised, part, squares_type
-    )
+    stream_Td, input_Td, squares_T = _ResidualAdd.apply(rows(x_Td), y_Td, quantised, part, squares_type)  # type: ignore[no-untyped-call]
     return Residual(stream_Td, input_Td, squares_T, quantised)
-
-
-def residual_add_reference(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> Residual:
-    """The same in plain torch, differentiated by autograd."""
-    sum_Td = x_Td if y_Td is None else x_Td + y_Td
-    return Residual(sum_Td, sum_Td, precise(sum_Td).square().sum(dim=-1))
 
 
 # The Triton kernels: one program per token, the whole row in registers, fp32 arithmetic.
@@ -93,9 +85,8 @@ class _ResidualAdd(torch.autograd.Function):
         ctx.added = y_Td is not None
         if computed:
             return sum_Td, sum_Td.view_as(sum_Td), squares_T
-        values, scales = x_Td, x_Td  # not written to if there is nothing to quantise
-        if quantised is not None:
-            quantised.rows = values, scales = empty_quantised(x_Td.shape, x_Td.device)
+        # Not written to as such if there is nothing to quantise.
+        values, scales = (x_Td, x_Td) if quantised is None else quantised.allocate(x_Td)
         block, y = block_of(columns), x_Td if y_Td is None else y_Td
         _forward[(tokens,)](
             x_Td, y, sum_Td, squares_T, values, scales, x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,

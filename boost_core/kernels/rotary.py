@@ -36,10 +36,8 @@ def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Te
         Each as ``[T, d]``.
     """
     if runs_on_triton(parts[0]):
-        rotated: tuple[torch.Tensor, ...] = _Rotary.apply(  # type: ignore[no-untyped-call]
-            cosine_se.float().contiguous(), sine_se.float().contiguous(), *(rows(part_gTd) for part_gTd in parts)
-        )
-        return rotated
+        cosine_se, sine_se = cosine_se.float().contiguous(), sine_se.float().contiguous()
+        return _Rotary.apply(cosine_se, sine_se, *map(rows, parts))  # type: ignore[no-any-return, no-untyped-call]
     # The reference: out of place, differentiated by autograd.
     *compared, value_Td = members(parts)
     positions, half = cosine_se.shape

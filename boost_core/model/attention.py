@@ -143,13 +143,10 @@ def attention_within(
     Returns:
         ``[T, h, e]``.
     """
-    if reads_lengths_on_device(query_The):
-        seen = (-1 if window is None else window - 1, 0)  # tokens before a query, and after it
-        out_The: torch.Tensor = _varlen_attention()(
-            query_The, key_Tje, value_Tje, begin_n, begin_n, longest, longest, window_size=seen
-        )
-        return out_The
-    return one_by_one(query_The, key_Tje, value_Tje, begin_n, window)
+    if not reads_lengths_on_device(query_The):
+        return one_by_one(query_The, key_Tje, value_Tje, begin_n, window)
+    seen = (-1 if window is None else window - 1, 0)  # tokens before a query, and after it
+    return _varlen_attention()(query_The, key_Tje, value_Tje, begin_n, begin_n, longest, longest, window_size=seen)  # type: ignore[no-any-return]
 
 
 def one_by_one(
@@ -163,17 +160,17 @@ def one_by_one(
     queries, keys, values = (torch.split(x, lengths) for x in (query_The, key_Tje, value_Tje))
     outs = []
     for length, query_mhe, key_mje, value_mje in zip(lengths, queries, keys, values, strict=True):
-        if window is None or window >= length:
-            outs.append(_scored(query_mhe, key_mje, value_mje, None))
-            continue
-        parts = []
-        for first in range(0, length, window):
-            past, end = min(first, window - 1), min(first + window, length)
-            seen = slice(first - past, end)
-            sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
-            sees = sees.tril(past).triu(past + 1 - window)
-            parts.append(_scored(query_mhe[first:end], key_mje[seen], value_mje[seen], sees))
-        outs.append(torch.cat(parts))
+        narrow = None if window is None or window >= length else window
+        for first in range(0, length, narrow or length):
+            of_window, sees = (query_mhe, key_mje, value_mje), None
+            if narrow is not None:
+                past, end = min(first, narrow - 1), min(first + narrow, length)
+                seen = slice(first - past, end)
+                sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
+                sees = sees.tril(past).triu(past + 1 - narrow)
+                of_window = query_mhe[first:end], key_mje[seen], value_mje[seen]
+            query_1hme, key_1jme, value_1jme = (x.transpose(0, 1).unsqueeze(0) for x in of_window)
+            outs.append(dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1))
     return torch.cat(outs)
 
 
@@ -185,13 +182,6 @@ def _varlen_attention() -> Callable[..., Any]:
     # torch 2.11 accepts fewer heads of keys without an option.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     return partial(varlen_attn, **grouped)
-
-
-def _scored(
-    query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, sees: torch.Tensor | None
-) -> torch.Tensor:
-    query_1hme, key_1jme, value_1jme = (x.transpose(0, 1).unsqueeze(0) for x in (query_mhe, key_mje, value_mje))
-    return dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1)
 
 
 class Attend(Protocol):
@@ -279,10 +269,8 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
     if begin_n is not None:
         query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
         return attention_within(query, key, value, begin_n, length, rotation.window).flatten(1)
-    query, key, value = (
-        x_Td.view(-1, length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2) for x_Td in turned
-    )
-    return dense_attention(query, key, value).transpose(1, 2).flatten(2).flatten(0, 1)
+    by_head = [x_Td.view(-1, length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2) for x_Td in turned]
+    return dense_attention(*by_head).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 @dataclass
@@ -342,6 +330,7 @@ class Rotation:
     Attributes:
         attend: A custom way for tokens to attend; ``None`` where all see all before them.
         attention: How a block's tokens attend; ``None`` where this rank has all tokens of its sequences.
+        parts: The rotation of each part of the tokens, where they are split into parts of which it has some each.
     """
 
     def __init__(
@@ -360,7 +349,7 @@ class Rotation:
         self._begin_n: torch.Tensor | None = None
         self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
         self._whole: dict[int, torch.Tensor] = {}
-        self._parts: Sequence[Rotation] = ()
+        self.parts: Sequence[Rotation] = ()
 
     @classmethod
     def of(cls, model: ModelConfig, sequence_length: int, device: torch.device) -> "Rotation":
@@ -388,23 +377,13 @@ class Rotation:
         own._cast, own.attention = {}, attention or self.attention
         return own
 
-    def attending(self, attend: Attend) -> "Rotation":
-        """Return a copy for tokens with a custom way to attend."""
+    def attending(
+        self, attend: Attend | None, attention: Attention | None = None, parts: Sequence["Rotation"] = ()
+    ) -> "Rotation":
+        """Return a copy for tokens that attend in custom ways; arguments are as the attributes."""
         own = copy(self)
-        own.attend = attend
+        own.attend, own.attention, own.parts = attend, attention, parts
         return own
-
-    def for_part(self, part: Part) -> "Rotation":
-        """Return a copy for a part of the tokens; it is still the rotation of all of them."""
-        own = copy(self)
-        own.attention = PartAttention(part)
-        return own
-
-    def in_parts(self, parts: Sequence["Rotation"]) -> "Rotation":
-        """Return a copy for tokens that are split into parts: those of each rotation, made by ``of_tokens``."""
-        whole = copy(self)
-        whole._parts = parts
-        return whole
 
     def for_layer(self) -> "Rotation":
         """Return a copy for one layer, for its forward pass and its recomputation."""
@@ -415,11 +394,6 @@ class Rotation:
         own.attention = None if self.attention is None else self.attention.for_layer()
         return own
 
-    @property
-    def is_local(self) -> bool:
-        """Whether this rank has all tokens of its sequences."""
-        return self.attention is None and not self._parts
-
     def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:
         """Split tokens, ``[T]``, in parts, each with its rotation.
 
@@ -427,9 +401,9 @@ class Rotation:
             token_T: The tokens.
             count: Number of parts with as many sequences, unless the parts are known.
         """
-        if self._parts:
-            sizes = [len(part._cosine_se) for part in self._parts]
-            return list(zip(torch.split(token_T, sizes), self._parts, strict=True))
+        if self.parts:
+            sizes = [len(part._cosine_se) for part in self.parts]
+            return list(zip(torch.split(token_T, sizes), self.parts, strict=True))
         parts = [part_bs.flatten() for part_bs in token_T.view(-1, self.sequence_length).chunk(count)]
         if self._start_bn is None:
             return [(part_T, self) for part_T in parts]
@@ -440,11 +414,9 @@ class Rotation:
         """Return where a micro-batch's documents begin and the last one ends; ``None`` if all see all before them."""
         if self._begin_n is not None or self.window is None:
             return self._begin_n
-        tokens = tokens_gTd.shape[1]
+        tokens, length = tokens_gTd.shape[1], self.sequence_length
         if tokens not in self._whole:  # each sequence is one document
-            self._whole[tokens] = torch.arange(
-                0, tokens + 1, self.sequence_length, dtype=torch.int32, device=tokens_gTd.device
-            )
+            self._whole[tokens] = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=tokens_gTd.device)
         return self._whole[tokens]
 
     def angles(self, compute_type: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,6 +25,8 @@ from boost_core.parallel.recompute import Crossing, Lookahead, Segments
 Latents = list[torch.Tensor]  # of one group of projections, for the next block
 # The latents that a block hands on: of query-key-value, output, gate-up and down.
 Carried = tuple[Latents, Latents, Latents, Latents]
+# The partial latents of the next projections, and latents for the next block.
+Projected = tuple[list[PartialLatents], Latents]
 
 
 class Block(nn.Module):
@@ -110,9 +112,7 @@ class Block(nn.Module):
         key_Td = normed_heads(key_Td, key_scale_e, self.query_key_value.norm_epsilon)
         return [x_Td.unsqueeze(0) for x_Td in (query_Td, key_Td, value_Td)], of_qkv
 
-    def _attend(
-        self, rotation: Rotation, latents: list[Exchanged], carried: Crossing
-    ) -> tuple[list[PartialLatents], Latents]:  # fmt: skip
+    def _attend(self, rotation: Rotation, latents: list[Exchanged], carried: Crossing) -> Projected:
         heads, of_qkv = self.heads(latents, carried)
         return self.output.down_project(causal_attention(heads, rotation, self.head_size)), of_qkv
 
@@ -124,9 +124,7 @@ class Block(nn.Module):
         partials = self.gate_up.down_project(residual.inputs, residual.squares, residual.quantised, part)
         return partials, of_output, residual
 
-    def _gate(
-        self, part: Part | None, latents: list[Exchanged], carried: Crossing
-    ) -> tuple[list[PartialLatents], Latents]:
+    def _gate(self, part: Part | None, latents: list[Exchanged], carried: Crossing) -> Projected:
         projected, of_gate_up, of_gradients = self.gate_up.up_project(latents, carried, part)
         quantised = PrecomputedRows() if self.strategy.fp8 else None
         gated_Tf = gated_product(projected, self.activation, quantised, of_gradients, part)

@@ -3,27 +3,19 @@
 Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary; b sequences of s positions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from boost_core.architecture import (
-    SplitAxes,
-    Stage,
-    block_modes,
-    chosen_sharding,
-    embedding_weights,
-    grouped_projections,
-    head_weights,
-)
+from boost_core import architecture
+from boost_core.architecture import SplitAxes, Stage, grouped_projections
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.config.parallelism import TRAITS
-from boost_core.kernels.launch import Halves
+from boost_core.kernels.launch import Halves, Part
 from boost_core.kernels.residual_add import Residual
-from boost_core.model.attention import Rotation
+from boost_core.model.attention import PartAttention, Rotation
 from boost_core.model.block import Block, Carried
 from boost_core.model.low_rank import Strategy, WeightedModule
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
@@ -37,7 +29,7 @@ class TokenEmbedding(WeightedModule):
     """Maps token ids to the residual stream."""
 
     def __init__(self, model: ModelConfig, strategy: Strategy) -> None:
-        super().__init__(embedding_weights(model))
+        super().__init__(architecture.embedding_weights(model))
         self.strategy = strategy
 
     def forward(self, token_T: torch.Tensor) -> Residual:
@@ -53,20 +45,17 @@ class HeadAndLoss(WeightedModule):
         strategy: Where the hidden vectors are made whole.
         embedding: The embedding, whose weight a tied head uses; ``None`` on ranks that do not have it.
         z_loss: The weight of the z-loss.
-
-    Attributes:
-        predicts: Whether it returns the most likely token after each instead of its loss.
     """
 
     def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None, z_loss: float) -> None:
-        super().__init__(head_weights(model))
+        super().__init__(architecture.head_weights(model))
         self.hidden_size, self.norm_epsilon, self.strategy = model.hidden_size, model.norm_epsilon, strategy
-        self.z_loss, self.predicts = z_loss, False
+        self.z_loss = z_loss
         # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (embedding if model.tie_embeddings else None,)
 
-    def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each token in nats, ``[T]``; or the most likely next token."""
+    def forward(self, residual: Residual, target_T: torch.Tensor, predicts: bool) -> torch.Tensor:
+        """Return the loss of each token in nats, ``[T]``; or, if it ``predicts``, the most likely next token."""
         norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
         hidden_Td = self.strategy.final_norm(residual, norm)
         (tied_to,) = self._tied_to
@@ -74,7 +63,7 @@ class HeadAndLoss(WeightedModule):
             head_dV: torch.Tensor = self.declared("weight")
         else:
             head_dV = self.strategy.tied_head(tied_to.declared("weight"))
-        if self.predicts:
+        if predicts:
             return likeliest_tokens(self.strategy.communicator, hidden_Td, head_dV)
         sinks = self.strategy.deferred.sinks if tied_to is None else None
         return token_losses(self.strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss, sinks)
@@ -90,6 +79,10 @@ class Decoder(nn.Module):
         modes: What each block keeps for the backward pass, by block number.
         ends: Whether it has the embedding, and whether it has the head.
         z_loss: The weight of the z-loss.
+
+    Attributes:
+        predicts: Set to have ``forward``, ``losses`` and pipeline stages return each most likely next token, not its
+            loss.
     """
 
     def __init__(
@@ -101,19 +94,17 @@ class Decoder(nn.Module):
         self.saves_all = all(TRAITS[mode].again == "nothing" for mode in modes.values())
         with_embedding, with_head = ends
         self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
-        self.blocks = nn.ModuleDict(
-            {
-                str(layer): Block(model, parallelism, strategy, model.crosses_into(layer), mode)
-                for layer, mode in modes.items()
-            }
-        )
+        self.blocks = nn.ModuleDict()
+        for layer, mode in modes.items():
+            self.blocks[str(layer)] = Block(model, parallelism, strategy, model.crosses_into(layer), mode)
         self.head = HeadAndLoss(model, strategy, self.embedding, z_loss) if with_head else None
+        self.predicts = False
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
         if self.splits == 1:
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
-        elif self.saves_all and rotation.is_local:
+        elif self.saves_all and rotation.attention is None and not rotation.parts:  # all tokens of its sequences
             residual = self._recorded_after_halves(self.embed(token_T), rotation)
         else:
             halves = rotation.splits(token_T, self.splits)
@@ -127,8 +118,7 @@ class Decoder(nn.Module):
         """Return the residual stream that enters the first block."""
         if self.embedding is None:
             raise AssertionError("the embedding is on another rank")
-        residual: Residual = self.embedding(token_T)
-        return residual
+        return cast(Residual, self.embedding(token_T))
 
     def through(
         self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
@@ -142,30 +132,18 @@ class Decoder(nn.Module):
         """Return the loss of each token from the stream after the last block."""
         if self.head is None:
             raise AssertionError("the head is on another rank")
-        loss_T: torch.Tensor = self.head(residual, target_T)
-        return loss_T
-
-    @contextmanager
-    def predicting(self) -> Iterator[None]:
-        """Make ``forward``, ``losses`` and pipeline stages return each most likely next token, not its loss."""
-        heads = [self.head] if self.head is not None else []
-        try:
-            for head in heads:
-                head.predicts = True
-            yield
-        finally:
-            for head in heads:
-                head.predicts = False
+        return cast(torch.Tensor, self.head(residual, target_T, self.predicts))
 
     def _recorded_after_halves(self, residual: Residual, rotation: Rotation) -> Residual:
         """The stream after all blocks, where halves of the tokens are computed in turns."""
         tokens = len(residual.stream)
-        computations = []
-        for part in Halves((-(-tokens // 2), tokens // 2)).parts():
+        halves, computations = Halves((-(-tokens // 2), tokens // 2)), []
+        for part in (Part(halves, 0), Part(halves, 1), Part(halves, None)):
             squares_T = None if residual.squares is None else part.of(residual.squares)
             own = Residual(part.of(residual.stream), part.of(residual.inputs), squares_T)
             lookahead = Lookahead(overlapped=True, part=part)
-            computation = self._through(self.blocks, own, None, rotation.for_part(part), lookahead)
+            its_rotation = rotation.attending(rotation.attend, PartAttention(part))  # still that of all tokens
+            computation = self._through(self.blocks, own, None, its_rotation, lookahead)
             computations.append(computation if part.place is None else without_grad(computation))
         return run_in_turns(computations)[-1][0]
 
@@ -189,8 +167,7 @@ class Decoder(nn.Module):
 
 def _alone(block: Block, *inputs: Any) -> tuple[Residual, Carried | None]:
     """The block's whole computation, with nothing in between."""
-    result: tuple[Residual, Carried | None] = run_in_turns([block(*inputs)])[0]
-    return result
+    return cast(tuple[Residual, Carried | None], run_in_turns([block(*inputs)])[0])
 
 
 # A pipeline stage: some of a model's blocks, with one of its ends or neither.
@@ -283,7 +260,7 @@ def build(
     with_head = any(stage.last for stage in stages)
     # A tied head always has the embedding on its rank.
     ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
-    modes = {layer: mode for stage in stages for layer, mode in block_modes(parallelism, stage).items()}
-    sharding = chosen_sharding(model, parallelism)
+    modes = {layer: mode for stage in stages for layer, mode in architecture.block_modes(parallelism, stage).items()}
+    sharding = architecture.chosen_sharding(model, parallelism)
     (strategy,) = (each(communicator, parallelism.norm, fp8) for each in _STRATEGIES if each.SHARDING is sharding)
     return Decoder(model, parallelism, strategy, modes, ends, z_loss), sharding.axes

@@ -188,15 +188,13 @@ class Bottleneck(WeightedModule):
             ]
         z = list[torch.Tensor]()
         quantised = [PrecomputedRows() if fp8 else None for _ in self.pieces]
-        for index, (piece, (latents, fused_gTr)) in enumerate(zip(self.pieces, each_piece, strict=True)):
+        of_pieces = zip(self.pieces, each_piece, quantised, strict=True)
+        for index, (piece, (latents, fused_gTr), rows) in enumerate(of_pieces):
             if self.crossing is None or not carried:
-                latent_gTr = latent_epilogue(
-                    *latents, len(piece), width, epsilon, self.activation, quantised[index], fused_gTr, part
-                )
-                z.append(latent_gTr)
+                z.append(latent_epilogue(*latents, len(piece), width, epsilon, self.activation, rows, fused_gTr, part))
             else:
                 crossed, members = carried[index], slice(piece.start, piece.stop)
-                z.append(self.crossing(latents, width, epsilon, crossed, members, self.activation, quantised[index]))
+                z.append(self.crossing(latents, width, epsilon, crossed, members, self.activation, rows))
         # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
         of_gradients = [PrecomputedRows() if fp8 else None for _ in self.pieces]

@@ -14,15 +14,13 @@ from boost_core.parallel.communicator import Communicator
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
-def make_optimizer(
-    spec: JobSpec, model: nn.Module, tensor_parallel: Communicator, replicas: Communicator
-) -> MasterWeightAdamW:  # fmt: skip
+def make_optimizer(spec: JobSpec, model: nn.Module, tensor: Communicator, replicas: Communicator) -> MasterWeightAdamW:
     """Build the optimizer of this rank's weights, which become views of its groups' memory.
 
     Args:
         spec: The job.
         model: This rank's part of the model.
-        tensor_parallel: The tensor parallel group.
+        tensor: The tensor parallel group.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
     """
     config, specs = spec.optimizer, weight_specs(model)
@@ -36,14 +34,11 @@ def make_optimizer(
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
     staging = Staging(next(model.parameters()).device)
     offload = spec.parallelism.optimizer_offload
-    groups = [
-        ParamGroup(kind, members[kind], compute_type, replicas, zero_stage, offload=offload, staging=staging)
-        for kind in kinds
-    ]
+    groups = [ParamGroup(kind, members[kind], compute_type, replicas, zero_stage, offload, staging) for kind in kinds]
     if config.loro is not None:
         rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
-        return Loro(groups, config, config.loro, factor_pairs(model), rank_share, tensor_parallel)
+        return Loro(groups, config, config.loro, factor_pairs(model), rank_share, tensor)
     if config.muon is not None:
         roles = {name: weight.role for name, weight in specs.items()}
-        return Muon(groups, config, config.muon, roles, tensor_parallel)
+        return Muon(groups, config, config.muon, roles, tensor)
     return MasterWeightAdamW(groups, config)

@@ -86,9 +86,10 @@ def riemannian_step(
     v_nr, r_n = _orthonormal(n_nr, communicator)
     p_nr = direction_m_nr.double() @ torch.linalg.pinv(r_n)
     q_nr = direction_n_nr.double() @ torch.linalg.pinv(r_m)  # Qᵀ
-    k_0 = _gram(q_nr, v_nr, communicator)
+    k_0 = communicator.all_reduce_(q_nr.T @ v_nr, "riemannian step")
     q_1_nr, k_1 = _orthonormal(q_nr - v_nr @ k_0.T, communicator)
-    q_2_nr, k_2 = _orthonormal(p_nr - u_nr @ _gram(u_nr, p_nr, communicator), communicator)
+    along_u = communicator.all_reduce_(u_nr.T @ p_nr, "riemannian step")
+    q_2_nr, k_2 = _orthonormal(p_nr - u_nr @ along_u, communicator)
     core = torch.cat(
         (
             torch.cat((r_m @ r_n.T - step_size * k_0, -step_size * k_1.T), dim=1),
@@ -107,17 +108,13 @@ def _orthonormal(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.
     """Factor ``Y = Q K`` with orthonormal columns of Q, twice to remove rounding; zero columns where Y lacks rank."""
     q_nr, factors = y_nr, []
     for _ in range(2):
-        eigenvalues, vectors = torch.linalg.eigh(_gram(q_nr, q_nr, communicator))
+        gram = communicator.all_reduce_(q_nr.T @ q_nr, "riemannian step")
+        eigenvalues, vectors = torch.linalg.eigh(gram)
         significant = eigenvalues > _NEGLIGIBLE * eigenvalues[-1]
         root = eigenvalues.clamp(min=0).sqrt() * significant
         factors.append(root.unsqueeze(-1) * vectors.T)
         q_nr = q_nr @ (vectors * torch.where(significant, 1 / root, 0.0))
     return q_nr, factors[1] @ factors[0]
-
-
-def _gram(a_nr: torch.Tensor, b_nr: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """``Aᵀ B`` over all ranks' rows."""
-    return communicator.all_reduce_(a_nr.T @ b_nr, "riemannian step")
 
 
 @dataclass(frozen=True)
@@ -132,15 +129,13 @@ class FactorPair:
 
 def factor_pairs(model: nn.Module) -> list[FactorPair]:
     """Return the factor pairs of all of a model's bottlenecks."""
-    pairs = []
-    for path, module in model.named_modules():
-        if isinstance(module, Bottleneck):
-            pairs += [
-                FactorPair(f"{path}.down", projection, f"{path}.up_{index}", member)
-                for index, run in enumerate(module.group.runs)
-                for member, projection in enumerate(run)
-            ]
-    return pairs
+    return [
+        FactorPair(f"{path}.down", projection, f"{path}.up_{index}", member)
+        for path, module in model.named_modules()
+        if isinstance(module, Bottleneck)
+        for index, run in enumerate(module.group.runs)
+        for member, projection in enumerate(run)
+    ]
 
 
 class Loro(MasterWeightAdamW):

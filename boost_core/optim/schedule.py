@@ -22,14 +22,12 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
     # How much is left of the way from the peak, 1, to the share at which the schedule ends, 0.
     way = max(1, steps - optimizer.warmup_steps)  # a job file may say of earlier values that they were all warm-up
     progress = (step - optimizer.warmup_steps) / way
-    if optimizer.schedule == "constant":
-        height = 1.0
-    elif optimizer.schedule == "wsd":
-        decay = optimizer.decay_steps or -(-way // 10)  # at the end
-        height = min(1.0, (steps - step) / decay)
-    elif optimizer.schedule == "linear":
-        height = 1 - progress
-    else:
-        height = 0.5 * (1 + math.cos(math.pi * progress))
+    decay = optimizer.decay_steps or -(-way // 10)  # at the end
+    height = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        "linear": 1 - progress,
+        "constant": 1.0,
+        "wsd": min(1.0, (steps - step) / decay),
+    }[optimizer.schedule]
     floor = optimizer.final_learning_rate_ratio
     return optimizer.learning_rate * (floor + (1 - floor) * height)

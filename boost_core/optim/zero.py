@@ -11,7 +11,7 @@ The tail of a replica's masters and moments may be in the host's memory (``HostT
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -82,19 +82,17 @@ def boxes(shape: Offsets, begin: int, end: int) -> Iterator[tuple[Offsets, Offse
         yield (begin,) * len(shape), (end - begin,) * len(shape)
         return
     row, inner = prod(shape[1:]), shape[1:]
-    first_whole, last_whole = -(-begin // row), end // row
-    if first_whole > last_whole:  # within one row
-        yield from _in_row(last_whole, boxes(inner, begin - last_whole * row, end - last_whole * row))
-        return
-    yield from _in_row(first_whole - 1, boxes(inner, begin - (first_whole - 1) * row, row if begin % row else 0))
-    if first_whole < last_whole:
-        yield (first_whole, *(0 for _ in inner)), (last_whole - first_whole, *inner)
-    yield from _in_row(last_whole, boxes(inner, 0, end - last_whole * row))
-
-
-def _in_row(row: int, inner: Iterator[tuple[Offsets, Offsets]]) -> Iterator[tuple[Offsets, Offsets]]:
-    for offsets, sizes in inner:
-        yield (row, *offsets), (1, *sizes)
+    while begin < end:
+        number, first = divmod(begin, row)
+        whole = 0 if first else (end - begin) // row
+        if whole:
+            yield (number, *(0 for _ in inner)), (whole, *inner)
+            begin += whole * row
+        else:  # a part of one row
+            last = min(end - number * row, row)
+            for offsets, sizes in boxes(inner, first, last):
+                yield (number, *offsets), (1, *sizes)
+            begin += last - first
 
 
 # Masters and moments in the host's memory, and how they get to the device to be updated.
@@ -263,6 +261,7 @@ class ParamGroup:
         sums: Each weight's sum of gradients; empty where buckets have memory only until they are reduced.
         lends_buckets: Whether they have.
         lent: The sums in buckets that have not been sent.
+        with_norm: How many elements of the step's reduced gradients have entered what ``squares`` returns.
     """
 
     def __init__(
@@ -297,19 +296,19 @@ class ParamGroup:
         self.sums = {} if self._gradient is None else self._layout.views(self._gradient)
         self.lends_buckets, self.lent = self._gradient is None, dict[int, torch.Tensor]()
         # Norms of blocks, padded to whole blocks of them; and how many elements have one.
-        self._norms, self._with_norm = full.new_zeros(-(-end // BLOCK**2) * BLOCK), 0
+        self._norms, self.with_norm = full.new_zeros(-(-end // BLOCK**2) * BLOCK), 0
 
         offloaded = offloaded_elements(end, offload)
         self._resident, self._staging = end - offloaded, staging
         computed_with = compute_type == precise and not self.sharded  # the masters themselves
         separate = self.sharded or (offloaded > 0 and not computed_with)
-        self.master = self._own_of(full, self._resident, precise) if separate else full
+        self.master = self._fill(full.new_empty(self._resident), full) if separate else full
         self.own_gradient = full.new_zeros(end) if self._gradient is None or self.sharded else self._gradient
         self.first_moment = full.new_zeros(self._resident)
         self.second_moment = full.new_zeros(self._resident if kind.moments == 2 else 0)
-        self.own_weight = None
-        if compute_type != precise:
-            self.own_weight = self._own_of(full, end, compute_type) if self.sharded else self._weight
+        self.own_weight = None if compute_type == precise else self._weight
+        if self.sharded and compute_type != precise:
+            self.own_weight = self._fill(full.new_empty(end, dtype=compute_type), full)
         self.tier: dict[str, torch.Tensor] = {}
         if offloaded:
             moments = ("first_moment", "second_moment")[: kind.moments]
@@ -328,15 +327,11 @@ class ParamGroup:
             if low < high:
                 yield slice(low + ahead, high + ahead), slice(low, high)
 
-    def _own_of(self, full: torch.Tensor, end: int, dtype: torch.dtype) -> torch.Tensor:
-        own = full.new_empty(end, dtype=dtype)
-        self._fill(own, full, 0)
-        return own
-
-    def _fill(self, own: torch.Tensor, full: torch.Tensor, begin: int) -> None:
-        """Copy to ``own`` what this replica keeps from a position on."""
+    def _fill(self, own: torch.Tensor, full: torch.Tensor, begin: int = 0) -> torch.Tensor:
+        """Copy to ``own`` what this replica keeps from a position on, and return it."""
         for here, place in self._own_parts(begin, begin + len(own)):
             own[place.start - begin : place.stop - begin].copy_(full[here])
+        return own
 
     @property
     def _buffers(self) -> Staging:
@@ -442,12 +437,6 @@ class ParamGroup:
         touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
         return range(touched[0], touched[-1] + 1)
 
-    def clear_gradients(self) -> None:
-        """Clear what buckets that are lent add up to in a new step; other sums begin with their first gradient."""
-        self._with_norm = 0
-        if self._gradient is None:
-            self.own_gradient.zero_()
-
     def add_gradient(
         self, name: str, gradient: torch.Tensor, part: WeightPart | None = None, first: bool = False
     ) -> None:
@@ -520,29 +509,25 @@ class ParamGroup:
             self.lent[bucket] = self.own_gradient.new_zeros(here.stop - here.start)
         return self.lent[bucket]
 
-    def add_squares(self, names: Iterable[str]) -> None:
-        """Begin what ``squares`` returns with some weights, whose gradients no longer change in this step."""
-        spans = list[list[int]]()
-        for begin, end in sorted([self._layout.ranges[name] for name in names]):
+    def add_squares(self, names: Sequence[str] | None = None) -> None:
+        """Begin what ``squares`` returns with some weights, or all, whose gradients no longer change in this step."""
+        spans = [[0, len(self.own_gradient)]] if names is None else list[list[int]]()
+        for begin, end in sorted([self._layout.ranges[name] for name in names or ()]):
             if not spans or spans[-1][1] != begin:
                 spans.append([begin, begin])
             spans[-1][1] = -(-end // BLOCK) * BLOCK
         for begin, end in spans:
-            self._take_norms(begin, end)
+            norms = self._norms[begin // BLOCK : end // BLOCK]
+            torch.linalg.vector_norm(self.own_gradient[begin:end].view(-1, BLOCK), dim=1, out=norms)
+            self.with_norm += end - begin
 
     def squares(self) -> torch.Tensor:
         """Return the sum of squares of this replica's reduced gradients, one float64 element."""
-        if self._with_norm < len(self.own_gradient):
-            self._take_norms(0, len(self.own_gradient))
+        if self.with_norm < len(self.own_gradient):
+            self.add_squares()
         # In a block of blocks, too, fp32 is precise enough; over the many it is not.
-        norms = torch.linalg.vector_norm(self._norms.view(-1, BLOCK), dim=1)
-        total: torch.Tensor = norms.double().square().sum()
-        return total
-
-    def _take_norms(self, begin: int, end: int) -> None:
-        norms = self._norms[begin // BLOCK : end // BLOCK]
-        torch.linalg.vector_norm(self.own_gradient[begin:end].view(-1, BLOCK), dim=1, out=norms)
-        self._with_norm += end - begin
+        norms: torch.Tensor = torch.linalg.vector_norm(self._norms.view(-1, BLOCK), dim=1)
+        return norms.double().square().sum()
 
     def publish(self) -> None:
         """Give all replicas the updated weights."""
@@ -690,7 +675,9 @@ class Gradients:
             self._micro_batches, self._expected, self._in_a_step = micro_batches, None, {}
             self._rounds = micro_batches if self._by_micro_batch else 1
         for group in self._groups:
-            group.clear_gradients()
+            group.with_norm = 0
+            if group.lends_buckets:  # other sums begin with their first gradient
+                group.own_gradient.zero_()
         self._arrivals.clear()
         self._unscaled.clear()
         self._complete.clear()
@@ -706,7 +693,8 @@ class Gradients:
                 raise AssertionError(f"no gradient reached {', '.join(sorted(never))}")
             self._in_a_step = dict(self._arrivals)
             self._expected = [count // self._rounds for count in self._arrived]
-            self._send(len(self._buckets))
+            for _ in self._buckets:
+                self._send_next()
         elif self._sent < self._rounds * len(self._buckets):
             late = self._sent % len(self._buckets)
             names = ", ".join(sorted(name for name, places in self._places.items() if late in places))
@@ -714,8 +702,13 @@ class Gradients:
         while self._under_way:
             self._under_way.popleft()()
 
-    def abandon(self) -> None:
-        """Discard the gradients of an unfinished step, without waiting for what is in flight."""
+    def abandon(self, deferred: deque[Callable[[], None]]) -> None:
+        """Discard the gradients of an unfinished step, without waiting for what is in flight.
+
+        Args:
+            deferred: Those still to be computed (``DeferredWeightGradients``), which are discarded, too.
+        """
+        deferred.clear()
         self._under_way.clear()
         self._unscaled.clear()
         for group in self._groups:
@@ -781,20 +774,17 @@ class Gradients:
         if self._expected is None:
             return
         # Sendings are counted through the rounds; one is ready when all of its round's gradients have arrived.
-        ready = self._sent
-        while ready < self._rounds * len(self._buckets):
-            finished, place = divmod(ready, len(self._buckets))
+        while self._sent < self._rounds * len(self._buckets):
+            finished, place = divmod(self._sent, len(self._buckets))
             if self._arrived[place] < (finished + 1) * self._expected[place]:
                 break
-            ready += 1
-        self._send(ready)
+            self._send_next()
 
-    def _send(self, ready: int) -> None:
-        """Start the reduction of everything before this sending."""
-        while self._sent < ready:
-            if self._replicas.size > 1:
-                group, bucket = self._buckets[self._sent % len(self._buckets)]
-                self._under_way.append(group.start_reduction(bucket))
-                if group.lends_buckets and len(self._under_way) > _AT_ONCE:
-                    self._under_way.popleft()()
-            self._sent += 1
+    def _send_next(self) -> None:
+        """Start the reduction of the next bucket."""
+        if self._replicas.size > 1:
+            group, bucket = self._buckets[self._sent % len(self._buckets)]
+            self._under_way.append(group.start_reduction(bucket))
+            if group.lends_buckets and len(self._under_way) > _AT_ONCE:
+                self._under_way.popleft()()
+        self._sent += 1

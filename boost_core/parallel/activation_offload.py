@@ -77,6 +77,7 @@ def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 _ON_THE_WAY = 4  # segments in flight at a time: those of one block
+_OUT, _BACK = 0, 1  # the ways to the host and back, each of which has its stream
 
 
 def host_bytes(size: int, device: torch.device) -> torch.Tensor:
@@ -94,11 +95,12 @@ class HostMemory:
     Attributes:
         free: Buffers for reuse, by their size.
         leaving: Copies that have memory on the device, by segment.
+        streams: A GPU's streams for copies to the host and back.
     """
 
     free: dict[int, list["_Buffer"]] = field(default_factory=lambda: defaultdict(list))
     leaving: deque[list["HostCopy"]] = field(default_factory=deque)
-    _streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = field(default_factory=dict)
+    streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = field(default_factory=dict)
 
     def segment(self) -> None:
         """Begin another segment; wait for the copies of the segment one block before it, and release its memory."""
@@ -114,13 +116,6 @@ class HostMemory:
         copy = HostCopy(self, buffer, tensor)
         self.leaving[-1].append(copy)
         return copy
-
-    def streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """A GPU's streams for copies to the host and back."""
-        if device not in self._streams:
-            out, back = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._streams[device] = out, back
-        return self._streams[device]
 
 
 @dataclass(eq=False)
@@ -158,16 +153,8 @@ class HostCopy:
         self.version = tensor._version
         self._come: torch.Tensor | None = None
         self._device, self._saved = tensor.device, buffer.bytes.view(tensor.dtype).view(tensor.shape)
-        self._left: torch.cuda.Event | None = None
+        self._left = self._copied(_OUT, self._saved, self.leaving, buffer.read)
         self._ready: torch.cuda.Event | None = None
-        if not self._copies_later:
-            self._saved.copy_(self.leaving)
-            return
-        out, _ = host.streams(self._device)
-        out.wait_stream(torch.cuda.current_stream(self._device))
-        if buffer.read is not None:
-            out.wait_event(buffer.read)
-        self._left = self._copied(out, self._saved, self.leaving)
 
     def let_go(self) -> None:
         """Release the memory on the device unless it is being fetched back; work waits until it has been copied."""
@@ -177,20 +164,11 @@ class HostCopy:
 
     def fetch(self) -> None:
         """Start to copy it back, unless it is there or under way."""
-        if self._come is not None:
-            return
-        if self.leaving is not None:
+        if self._come is None and self.leaving is not None:
             self._come = self.leaving
-            return
-        self._come = torch.empty(self._saved.shape, dtype=self._saved.dtype, device=self._device)
-        if not self._copies_later:
-            self._come.copy_(self._saved)
-            return
-        _, back = self._host.streams(self._device)
-        back.wait_stream(torch.cuda.current_stream(self._device))
-        if self._left is not None:
-            back.wait_event(self._left)
-        self._ready = self._buffer.read = self._copied(back, self._come, self._saved)
+        elif self._come is None:
+            self._come = torch.empty(self._saved.shape, dtype=self._saved.dtype, device=self._device)
+            self._ready = self._buffer.read = self._copied(_BACK, self._come, self._saved, self._left)
 
     def take(self) -> torch.Tensor:
         """The tensor, for work queued from now on; the last keeper to take it frees the buffer."""
@@ -220,8 +198,20 @@ class HostCopy:
     def _copies_later(self) -> bool:
         return self._device.type == "cuda"
 
-    @staticmethod
-    def _copied(stream: torch.cuda.Stream, target: torch.Tensor, origin: torch.Tensor) -> torch.cuda.Event:
+    def _copied(
+        self, way: int, target: torch.Tensor, origin: torch.Tensor, after: torch.cuda.Event | None
+    ) -> torch.cuda.Event | None:
+        """Copy after an event and what is queued; returns when it is done, ``None`` where copies are made at once."""
+        if not self._copies_later:
+            target.copy_(origin)
+            return None
+        streams, device = self._host.streams, self._device
+        if device not in streams:
+            streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = streams[device][way]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        if after is not None:
+            stream.wait_event(after)
         with torch.cuda.stream(stream):
             _copy(target, origin)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -54,8 +54,7 @@ class WholeResidual:
         """``[T, d]``, zero where a token is in another rank's part of the vocabulary."""
         local_T = token_T - self.communicator.rank * len(weight_Vd)
         is_local_T = (local_T >= 0) & (local_T < len(weight_Vd))
-        partial_Td = embedding(local_T * is_local_T, weight_Vd)
-        return partial_Td * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
+        return embedding(local_T * is_local_T, weight_Vd) * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
         """This rank's part of the stream."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import embedding
@@ -46,8 +46,7 @@ from boost_core.parallel.communicator import (
 Latents = tuple[torch.Tensor, torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class PartialLatents:
+class PartialLatents(NamedTuple):
     """This rank's part of the latents of one exchange.
 
     Attributes:
@@ -70,8 +69,7 @@ class PartialLatents:
 Exchanged = tuple[Latents, Epilogue | None]
 
 
-@dataclass(frozen=True)
-class NormWeights:
+class NormWeights(NamedTuple):
     """An RMSNorm in front of a projection.
 
     Attributes:
@@ -88,8 +86,7 @@ class NormWeights:
 # Weight gradients, deferred and handed on.
 
 
-@dataclass(frozen=True)
-class WeightPart:
+class WeightPart(NamedTuple):
     """A part of a dense weight.
 
     Attributes:
@@ -151,11 +148,9 @@ class GradientSinks:
         if sink is not None and sink(x, dy, _part(weight, parameter), scale):
             return
         gradient = x.mT @ dy
-        if scale is None:
-            self.add(weight, gradient)
-            return
-        self.add(weight, _scaled(gradient, scale.detach()))
-        self.add(scale, (precise(gradient) * weight.detach()).sum(dim=-1).to(scale.dtype))
+        self.add(weight, gradient if scale is None else _scaled(gradient, scale.detach()))
+        if scale is not None:
+            self.add(scale, (precise(gradient) * weight.detach()).sum(dim=-1).to(scale.dtype))
 
 
 def _part(weight: torch.Tensor, parameter: torch.Tensor) -> WeightPart | None:
@@ -266,27 +261,14 @@ class _Factor:
         if self.scale_d is not None and not self.deferred.fp8:
             self.scaled_ahead = _scaled(self.weight.detach(), self.scale_d.detach())
 
-    def multiplied(self) -> torch.Tensor:
-        """``W∘scale``, which the first of two halves of the tokens computes for both."""
-        if self.scale_d is None or self.part is None:
-            return _scaled(self.weight, self.scale_d)
-        factors = self.part.halves.factors
-        if self.part.place == 1:
-            return factors.popleft()
-        factors.append(_scaled(self.weight, self.scale_d))
-        return factors[-1]
-
-    def save(self, ctx: Any, x: torch.Tensor) -> None:
-        """Save both factors for the backward pass."""
-        ctx.save_for_backward(x, self.weight.detach(), None if self.scale_d is None else self.scale_d.detach())
-
 
 class _Save(torch.autograd.Function):
     """A node that saves a product's factors for its backward pass, before it is computed; gradients pass it by."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: _Factor) -> torch.Tensor:
-        factor.save(ctx, x)
+        scale_d = factor.scale_d
+        ctx.save_for_backward(x, factor.weight.detach(), None if scale_d is None else scale_d.detach())
         return x.new_empty(0)
 
 
@@ -298,14 +280,14 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: _Factor, saved: tuple[torch.Tensor] | None) -> torch.Tensor:
+        weight, scale_d, part, fp8 = factor.weight, factor.scale_d, factor.part, factor.deferred.fp8
         if saved is None:
-            factor.save(ctx, x)
+            ctx.save_for_backward(x, weight.detach(), None if scale_d is None else scale_d.detach())
         ctx.factor, ctx.saved = factor, saved
-        part, fp8 = factor.part, factor.deferred.fp8
         if part is None and not fp8 and not factor.room:
-            return x @ _scaled(factor.weight, factor.scale_d)
+            return x @ _scaled(weight, scale_d)
         rows, factor.rows_of_x = factor.rows_of_x, None
-        shape = (*x.shape[:-1], factor.weight.shape[-1])
+        shape = (*x.shape[:-1], weight.shape[-1])
         if part is None:  # with room, one more element per token behind the product
             elements = math.prod(shape)
             product = x.new_empty(elements + (len(x) if factor.room else 0))[:elements].view(shape)
@@ -315,9 +297,15 @@ class _Multiply(torch.autograd.Function):
                 return product
         if not fp8:
             multiply = torch.mm if x.ndim == 2 else torch.bmm
-            return multiply(x, factor.multiplied(), out=product)
+            if part is not None and scale_d is not None and part.place == 1:
+                scaled = part.halves.factors.popleft()  # the first of two halves of the tokens has scaled it for both
+            else:
+                scaled = _scaled(weight, scale_d)
+                if part is not None and scale_d is not None:
+                    part.halves.factors.append(scaled)
+            return multiply(x, scaled, out=product)
         rows = quantise_rows(x) if rows is None else rows
-        return fp8_product(rows, quantise_columns(factor.weight, factor.scale_d), product, fast_accumulation=True)
+        return fp8_product(rows, quantise_columns(weight, scale_d), product, fast_accumulation=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -376,7 +364,7 @@ class Exchange:
         part: The part of the tokens, if there are others.
         ahead: As in ``PartialLatents``.
         of_statistic: The statistic's gradient, ``[T]``, from when it is sent until it is whole.
-        in_flight: What was started.
+        in_flight: The all-reduces that were started, all of them in place.
     """
 
     communicator: Communicator
@@ -387,15 +375,6 @@ class Exchange:
     ahead: Callable[[], None] | None = None
     of_statistic: torch.Tensor | None = None
     in_flight: list[Pending] = field(default_factory=list)
-
-    def start_all_reduce(self, tensor: torch.Tensor, purpose: str, epilogue: Epilogue | None = None) -> None:
-        """Start the all-reduce of a tensor, in place; see ``Communicator.start_all_reduce_``."""
-        self.in_flight.append(self.communicator.start_all_reduce_(tensor, purpose, epilogue=epilogue))
-
-    def wait_for_all(self) -> None:
-        """Wait for everything that was started."""
-        while self.in_flight:
-            self.in_flight.pop().wait()
 
 
 class _Start(torch.autograd.Function):
@@ -413,10 +392,11 @@ class _Start(torch.autograd.Function):
         if squares_T is not None and not exchange.statistic_apart:
             payload, sent_T = with_room_beside(h_Tr, part)
             squares_T = sent_T.copy_(squares_T)
-        exchange.start_all_reduce(payload, "latent", exchange.fused)
+        start, in_flight = exchange.communicator.start_all_reduce_, exchange.in_flight
+        in_flight.append(start(payload, "latent", epilogue=exchange.fused))
         if squares_T is not None and exchange.statistic_apart:
             squares_T = squares_T.clone()
-            exchange.start_all_reduce(squares_T, "statistic")
+            in_flight.append(start(squares_T, "statistic"))
         if part is not None and part.place is not None:
             part.halves.exchanged[part.place].append((h_Tr, squares_T))
         return h_Tr, squares_T
@@ -427,7 +407,8 @@ class _Start(torch.autograd.Function):
         exchange.deferred.flush(gradients[0].numel())
         if exchange.ahead is not None:
             exchange.ahead()
-        exchange.wait_for_all()
+        while exchange.in_flight:
+            exchange.in_flight.pop().wait()
         of_statistic, exchange.of_statistic = exchange.of_statistic, None
         return gradients[0], of_statistic, None
 
@@ -436,21 +417,23 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
-        exchange.wait_for_all()
+        while exchange.in_flight:
+            exchange.in_flight.pop().wait()
         return h_Tr.view_as(h_Tr), None if squares_T is None else squares_T.view_as(squares_T)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         exchange, dh_Tr, ds_T = ctx.exchange, gradients[0].contiguous(), gradients[1]
+        start = exchange.communicator.start_all_reduce_
         if ds_T is None:
-            exchange.start_all_reduce(dh_Tr, "latent gradient")
+            exchange.in_flight.append(start(dh_Tr, "latent gradient"))
             return dh_Tr, None, None
         sent_T = ds_T
         one_memory = ds_T.untyped_storage().data_ptr() == dh_Tr.untyped_storage().data_ptr()
         if not one_memory or ds_T.data_ptr() != dh_Tr.data_ptr() + dh_Tr.nbytes:  # where ``latent_epilogue`` leaves it
             rows_Tr, room_T = with_room(dh_Tr)
             dh_Tr, sent_T = rows_Tr.copy_(dh_Tr), room_T.copy_(ds_T)
-        exchange.start_all_reduce(with_room_beside(dh_Tr)[0], "latent gradient")
+        exchange.in_flight.append(start(with_room_beside(dh_Tr)[0], "latent gradient"))
         exchange.of_statistic = sent_T  # not returned yet: if it has another type, autograd would convert it at once
         return dh_Tr, ds_T, None
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import pairwise
 from statistics import median_low
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,7 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What distinguishes one line of the ledger.
 
     Attributes:
@@ -125,11 +124,10 @@ class CommunicationLedger:
 
     def by_group(self) -> dict[tuple[str, str], Totals]:
         """One line for each kind and group, over all purposes."""
-        lines: dict[tuple[str, str], Totals] = {}
+        lines = defaultdict[tuple[str, str], Totals](Totals)
         for entry, totals in self.totals().items():
-            of = entry.kind, entry.group
-            lines[of] = lines.get(of, Totals()) + totals
-        return lines
+            lines[entry.kind, entry.group] += totals
+        return dict(lines)
 
     def waited(self, totals: Totals, part: Part, seconds: float) -> None:
         """Count ``seconds`` of waiting for a collective of the line ``totals`` in a part of the step."""
@@ -175,8 +173,7 @@ class _OnCpu:
         self._totals.seconds += now - self._started
 
 
-@dataclass(frozen=True)
-class _Times:
+class _Times(NamedTuple):
     """When the computing stream reached a collective's start, the wait for it, and its result."""
 
     entry: Entry
@@ -210,8 +207,7 @@ class _OnCuda:
         self._launched[0].wait()
         self._launched = None
         if self._started is not None and begun is not None:
-            times = _Times(self._entry, self._ledger.part, self._started, begun, timed_event())
-            self._ledger.unread.append(times)
+            self._ledger.unread.append(_Times(self._entry, self._ledger.part, self._started, begun, timed_event()))
 
 
 def timed_event() -> torch.cuda.Event:
@@ -316,11 +312,8 @@ class Communicator:
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""
-        return self._ledger.start(
-            Entry("send", self._dimension, purpose),
-            tensor,
-            lambda: cast(dist.Work, dist.isend(tensor, group=self._group, group_dst=to)),  # as it is in its own group
-        )
+        launch: Any = partial(dist.isend, tensor, group=self._group, group_dst=to)  # a ``Work``, in its own group
+        return self._ledger.start(Entry("send", self._dimension, purpose), tensor, launch)
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         """Fill ``tensor`` with what another rank of the group sends, and return it."""
@@ -373,8 +366,7 @@ class StepParts:
     @property
     def seconds(self) -> float:
         """The whole step."""
-        seconds: float = sum(vars(self).values())
-        return seconds
+        return float(sum(vars(self).values()))
 
 
 _TIMED_REPLAYS = 3  # the newest, whose median stands for replays without events
@@ -524,11 +516,9 @@ def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: 
     """``[T, c]`` shards to ``[p, T, c]`` on all ranks; gradients are summed and scattered back."""
     if communicator.size == 1:
         return x_Tc.unsqueeze(0)
-    return Conjugate.apply(  # type: ignore[no-any-return, no-untyped-call]
-        x_Tc,
-        lambda x_Tc: communicator.all_gather(x_Tc, purpose),
-        lambda dx_pTc: communicator.reduce_scatter(dx_pTc, f"{purpose} gradient"),
-    )
+    gather = partial(communicator.all_gather, purpose=purpose)
+    scatter = partial(communicator.reduce_scatter, purpose=f"{purpose} gradient")
+    return Conjugate.apply(x_Tc, gather, scatter)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reduce_scatter_from_tp(partial_Tc: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
@@ -543,18 +533,16 @@ def reduce_scatter_from_tp(partial_Tc: torch.Tensor, communicator: Communicator,
 
 def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
-    return _among(
-        communicator,
-        x_Ac,
-        lambda x_Ac: (
-            communicator.all_to_all(x_Ac.reshape(communicator.size, -1, x_Ac.shape[1]), purpose)
-            .transpose(0, 1)
-            .flatten(1)
-        ),
-        lambda dx_ac: communicator.all_to_all(
-            dx_ac.reshape(len(dx_ac), communicator.size, -1).transpose(0, 1).contiguous(), f"{purpose} gradient"
-        ).flatten(0, 1),
-    )
+
+    def to_rows(x_Ac: torch.Tensor) -> torch.Tensor:
+        parts_pac = communicator.all_to_all(x_Ac.reshape(communicator.size, -1, x_Ac.shape[1]), purpose)
+        return parts_pac.transpose(0, 1).flatten(1)
+
+    def to_columns(dx_ac: torch.Tensor) -> torch.Tensor:
+        parts_pac = dx_ac.reshape(len(dx_ac), communicator.size, -1).transpose(0, 1).contiguous()
+        return communicator.all_to_all(parts_pac, f"{purpose} gradient").flatten(0, 1)
+
+    return _among(communicator, x_Ac, to_rows, to_columns)
 
 
 Run = Callable[[torch.Tensor], torch.Tensor]

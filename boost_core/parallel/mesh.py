@@ -74,11 +74,9 @@ class ProcessGroups:
         communicator: type[Communicator] = Communicator,
     ) -> "ProcessGroups":  # fmt: skip
         """The groups of a mesh, counted by a ledger; ``communicator`` is the class to use."""
-        tensor, pipeline, replicas = (
-            communicator(mesh.mesh.get_group(along), along, ledger) for along in ("tp", "pp", "dp")
-        )
-        has_context = "cp" in (mesh.mesh.mesh_dim_names or ())
-        context = communicator(mesh.mesh.get_group("cp") if has_context else None, "cp", ledger)
+        names = "tp", "pp", "cp", "dp"
+        groups = {name: mesh.mesh.get_group(name) for name in mesh.mesh.mesh_dim_names or ()}
+        tensor, pipeline, context, replicas = (communicator(groups.get(name), name, ledger) for name in names)
 
         # New groups, which all ranks create in the same order. That of ranks with the same weights, along ``dp`` and
         # ``cp``, replica by replica, is a separate one even with one replica, because collectives of one group wait for
@@ -90,8 +88,7 @@ class ProcessGroups:
         if embedding_is_shared and pipeline.size > 1:
             columns = mesh.mesh.mesh.movedim(1, -1).flatten(0, -2).tolist()
             shared = group_of_this_rank([[column[0], column[-1]] for column in columns])
-        embedding = communicator(shared, "pp", ledger)
-        gang = communicator(dist.group.WORLD, "all", ledger)
+        embedding, gang = communicator(shared, "pp", ledger), communicator(dist.group.WORLD, "all", ledger)
         return cls(tensor, pipeline, context, replicas, data, embedding, gang)
 
 
@@ -100,9 +97,5 @@ def group_of_this_rank(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | N
     if (gang := dist.group.WORLD) is not None and gang.bound_device_id is not None:
         # All at once: one by one, NCCL would split the gang's communicator once for each of the groups, on all ranks.
         return dist.split_group(split_ranks=[list(ranks) for ranks in groups])
-    mine = None
-    for ranks in groups:
-        group = dist.new_group(list(ranks))
-        if dist.get_rank() in ranks:
-            mine = group
-    return mine
+    created = [(dist.new_group(list(ranks)), ranks) for ranks in groups]
+    return next((group for group, ranks in created if dist.get_rank() in ranks), None)

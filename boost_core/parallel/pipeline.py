@@ -3,26 +3,19 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from boost_core.model.attention import Rotation
 from boost_core.model.decoder import StageModule
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Part, StepClock
 
-_SCHEDULES = {
-    "1f1b": Schedule1F1B,
-    "interleaved_1f1b": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
-}
+# torch's names of our schedules.
+_SCHEDULES = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zero_bubble": "InterleavedZeroBubble"}
 
 
 class Pipeline:
@@ -54,9 +47,8 @@ class Pipeline:
         stages = [
             _CountedStage(part, count, tokens, group, ledger, clock, weight_gradients, dtype, device) for part in parts
         ]
-        of_one = schedule == "1f1b"
-        self._schedule: Any = _SCHEDULES[schedule](
-            cast(Any, stages[0] if of_one else stages), micro_batches,
+        self._schedule: Any = get_schedule_class(_SCHEDULES[schedule])(
+            stages[0] if schedule == "1f1b" else stages, micro_batches,
             loss_fn=lambda losses_T, weight_T: (losses_T * weight_T).sum(), scale_grads=False,
         )  # fmt: skip
 
@@ -76,17 +68,13 @@ class Pipeline:
         """
         inputs = (token_N,) if self._parts[0].stage.first else ()
         losses: list[torch.Tensor] = []
+        of_last: dict[str, Any] = {}
+        if self._parts[-1].stage.last:
+            of_last = {"target": weight_N, "losses": losses, "target_T": target_N}
         with self._at(rotations):
-            if self._parts[-1].stage.last:
-                self._schedule.step(
-                    *inputs, target=weight_N, losses=losses, return_outputs=False, number_1=self._numbers,
-                    target_T=target_N,
-                )  # fmt: skip
-            else:
-                self._schedule.step(*inputs, return_outputs=False, number_1=self._numbers)
-        return sum(
-            (loss.detach().double() for loss in losses), torch.zeros((), dtype=torch.float64, device=self._device)
-        )
+            self._schedule.step(*inputs, return_outputs=False, number_1=self._numbers, **of_last)
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        return sum((loss.detach().double() for loss in losses), zero)
 
     def losses(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor | None:
         """Losses of tokens without a backward pass; ``None`` on ranks that do not have the last stage."""
@@ -136,15 +124,15 @@ class _CountedStage(PipelineStage):
         clock: StepClock, weight_gradients: Callable[[], Callable[[], None]] | None, dtype: torch.dtype,
         device: torch.device,
     ) -> None:  # fmt: skip
-        def examples(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-            differentiable = dtype.is_floating_point
-            return tuple(torch.empty(size, dtype=dtype, device=device, requires_grad=differentiable) for size in shapes)
-
-        losses, (inputs, outputs) = torch.promote_types(dtype, torch.float32), part.shapes(tokens)
+        inputs, outputs = part.shapes(tokens)
+        taken = torch.int64 if part.stage.first else dtype
+        returned = torch.promote_types(dtype, torch.float32) if part.stage.last else dtype
+        examples = [
+            tuple(torch.empty(size, dtype=of, device=device, requires_grad=of.is_floating_point) for size in shapes)
+            for shapes, of in ((inputs, taken), (outputs, returned))
+        ]
         super().__init__(
-            part, part.stage.index, count, device,
-            input_args=examples(inputs, torch.int64 if part.stage.first else dtype),
-            output_args=examples(outputs, losses if part.stage.last else dtype),
+            part, part.stage.index, count, device, input_args=examples[0], output_args=examples[1],
             group=group, dw_builder=weight_gradients,
         )  # fmt: skip
         self._ledger, self._clock = ledger, clock

@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from boost_core.config.parallelism import ModeTraits
 from boost_core.kernels.launch import Part
 from boost_core.parallel.activation_offload import HostCopy, HostMemory, shared_copy
-from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, Latents, PartialLatents
+from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, PartialLatents
 from boost_core.parallel.communicator import Communicator, Pending
 
 Result = TypeVar("Result")
@@ -105,6 +105,9 @@ class Segments:
         lookahead: The forward pass's.
         exchanges_keys: Whether keys are exchanged. Only that then ends a turn: the keys have a whole block's
             computation of the other half to hide behind, of which each exchange of latents would end a part.
+
+    Attributes:
+        lookahead: As given.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Segments:
     ) -> None:  # fmt: skip
         self._recomputes, self._on_host = traits.again == "segments", traits.on_host
         self._slices = traits.slices and torch.is_grad_enabled()
-        self._strategy, self._crosses, self._lookahead = strategy, crosses, lookahead
+        self._strategy, self._crosses, self.lookahead = strategy, crosses, lookahead
         self._exchanges_keys = exchanges_keys
         self._saved: SlicedLatents | None = None  # of the segment behind the next exchange
 
@@ -121,7 +124,7 @@ class Segments:
         """Save the next segment's inputs where no rank's device has them whole, unless autograd saves them."""
         ranks = self._strategy.communicator
         if self._slices and self._saved is None and (self._on_host or ranks.size > 1):
-            self._saved = SlicedLatents(ranks, self._lookahead, self._strategy.host if self._on_host else None)
+            self._saved = SlicedLatents(ranks, self.lookahead, self._strategy.host if self._on_host else None)
 
     def first(self, work: Callable[..., Result], *inputs: torch.Tensor | None) -> Result:
         """Run the segment in front of the first exchange."""
@@ -137,13 +140,7 @@ class Segments:
         """Start the exchange of latents, which ends what is recomputed, and wait for it."""
         self._begin()
         wait = start(partials)
-        if self._lookahead.overlapped and not self._exchanges_keys:
-            await end_turn()
-        return wait()
-
-    async def keys(self, wait: Callable[[], Result]) -> Result:
-        """Wait for an exchange of keys."""
-        if self._lookahead.overlapped:
+        if self.lookahead.overlapped and not self._exchanges_keys:
             await end_turn()
         return wait()
 
@@ -223,9 +220,7 @@ class SlicedLatents:
         original = [tensors]
 
         def give() -> list[torch.Tensor | None]:  # does not refer to this object, which refers to what is saved
-            return (
-                list(original.pop()) if original else [None if each is None else _leaf(each.whole()) for each in saved]
-            )
+            return list(original.pop()) if original else [None if each is None else each.whole() for each in saved]
 
         return give
 
@@ -250,15 +245,12 @@ class SlicedLatents:
                     saved.start()
             segment = segment._before
 
-        latents: list[Latents] = [
-            (saved.whole(), None if squares is None else squares.whole()) for saved, squares in self._latents
+        exchanged: list[Exchanged] = [
+            ((saved.whole(), None if squares is None else squares.whole()), None) for saved, squares in self._latents
         ]
         carried = None if self._carried is None else [saved.whole() for saved in self._carried]
         self._latents, self._carried = [], None
-        return (
-            [((_leaf(h_Tr), None if squares_T is None else _leaf(squares_T)), None) for h_Tr, squares_T in latents],
-            None if carried is None else [_leaf(z_gTr) for z_gTr in carried],
-        )
+        return exchanged, carried
 
 
 class _Saved:
@@ -296,7 +288,10 @@ class _Saved:
             self._gather = self._ranks.start_all_gather(gathered.view(-1), local, PURPOSE), gathered, local
 
     def whole(self) -> torch.Tensor:
-        """The tensor, once, laid out in memory as it was."""
+        """The tensor, once, laid out in memory as it was.
+
+        A leaf for autograd: the recomputation must save for its nodes what the forward pass saved.
+        """
         if self._ranks is None:
             tensor = self._take()
         else:
@@ -304,15 +299,10 @@ class _Saved:
                 raise AssertionError("its gather was not started")
             (pending, tensor, _), self._gather = self._gather, None
             pending.wait()
-        return tensor.transpose(0, 1) if self._turned else tensor
+        return (tensor.transpose(0, 1) if self._turned else tensor).detach().requires_grad_()
 
     def _take(self) -> torch.Tensor:
         place, self.place = self.place, None
         if place is None:
             raise AssertionError("it was returned already")
         return place.take() if isinstance(place, HostCopy) else place
-
-
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf for autograd: the recomputation must save for its nodes what the forward pass saved."""
-    return tensor.detach().requires_grad_()

@@ -25,7 +25,7 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
-# Elements drawn at a time, with about 30 bytes of scratch each: what fits a core's cache, and what keeps a GPU busy.
+# Elements drawn at a time, with about 40 bytes of scratch each: what fits a core's cache, and what keeps a GPU busy.
 _CHUNK_ON_CPU = 1 << 16
 _CHUNK = 1 << 20
 
@@ -56,39 +56,28 @@ def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, s
         inside = (*before, first, *(0 for _ in behind))
         sizes = (*(1 for _ in before), min(step, whole[axis] - first), *behind)
         begin = [offset + more for offset, more in zip(offsets, inside, strict=True)]
-        values = standard_normal(shape, begin, sizes, key, device)
-        values *= stds if isinstance(stds, float) else _part(stds.expand(box.shape), inside, sizes)
-        _part(box, inside, sizes).copy_(values.float())
 
+        # Four neighbours in a row of the tensor share a counter.
+        low, high = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
+        row = torch.zeros((), dtype=torch.int64, device=device)
+        for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
+            row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
+        column = torch.arange(low, high, device=device).expand(*sizes[:-1], -1)
+        counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
+        words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
 
-def standard_normal(shape: Sizes, begin: Sequence[int], sizes: Sizes, key: int, device: torch.device) -> torch.Tensor:
-    """Standard normal values of a box, of ``sizes`` and float64, by the method of Box and Muller.
-
-    Args:
-        shape: The whole tensor's shape.
-        begin: Where the box begins in it.
-        sizes: The box's shape.
-        key: The tensor's key, 64 bits.
-        device: Where they are drawn.
-    """
-    # Four neighbours in a row of the tensor share a counter.
-    first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
-    row = torch.zeros((), dtype=torch.int64, device=device)
-    for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
-        row = (row * size).unsqueeze(-1) + torch.arange(offset, offset + count, device=device)
-    column = torch.arange(first, last, device=device).expand(*sizes[:-1], -1)
-    counters = column.contiguous(), row.unsqueeze(-1).expand_as(column).contiguous()
-    words = philox((*counters, torch.zeros_like(column), torch.zeros_like(column)), (key & _WORD, key >> 32))
-
-    # Four values from each four words, in order along the last axis.
-    normal = torch.empty(*column.shape, 4, dtype=torch.float64, device=device)
-    for index in (0, 2):
-        # Halves keep the logarithm's argument off zero; the largest value is 6.8.
-        radius = words[index].double().add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
-        angle = words[index + 1].double().mul_(2.0 * math.pi * 2.0**-32)
-        torch.mul(radius, angle.cos(), out=normal[..., index])
-        torch.mul(radius, angle.sin_(), out=normal[..., index + 1])
-    return normal.flatten(-2).narrow(-1, begin[-1] - first * 4, sizes[-1])
+        # Four standard normal values from each four words, in order along the last axis: Box and Muller's method.
+        normal = torch.empty(*column.shape, 4, dtype=torch.float64, device=device)
+        for index in (0, 2):
+            # Halves keep the logarithm's argument off zero; the largest value is 6.8.
+            radius = words[index].double().add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+            angle = words[index + 1].double().mul_(2.0 * math.pi * 2.0**-32)
+            torch.mul(radius, angle.cos(), out=normal[..., index])
+            torch.mul(radius, angle.sin_(), out=normal[..., index + 1])
+        values = normal.flatten(-2).narrow(-1, begin[-1] - low * 4, sizes[-1])
+        part = tuple(slice(at, at + size) for at, size in zip(inside, sizes, strict=True))
+        values *= stds if isinstance(stds, float) else stds.expand(box.shape)[part]
+        box[part].copy_(values.float())
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
@@ -104,12 +93,6 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
         # Their upper halves are dropped by the next round's mask.
         c1, c3, product_0, product_1 = product_1, product_0, c1, c3
     return c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)
-
-
-def _part(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sizes) -> torch.Tensor:
-    for axis, (begin, size) in enumerate(zip(offsets, sizes, strict=True)):
-        tensor = tensor.narrow(axis, begin, size)
-    return tensor
 
 
 # Gives this rank's shards to a model with declared weights, as ``make_weights`` does, from other values.

@@ -10,9 +10,8 @@ It needs GPUs of one host that reach each other's memory, and processes that see
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -29,24 +28,12 @@ _PATIENCE = timedelta(minutes=30)  # as torch has by default for gloo
 _live: "WeakSet[SymmetricMemory]" = WeakSet()
 
 
-class Handle(Protocol):
-    """What torch's rendezvous returns: memory that all ranks of a group have allocated alike."""
-
-    rank: int
-    world_size: int
-
-    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The beginning of a rank's buffer."""
-
-    def get_signal_pad(self, rank: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The beginning of a rank's signals, initially 0."""
-
-
 class SymmetricMemory:
     """The symmetric memory of one group.
 
     Args:
-        handle: The ranks' common handle.
+        handle: What torch's rendezvous returns, for memory that all ranks of the group have allocated alike. It has the
+            beginning of each rank's buffer (``get_buffer``) and of its signals, initially 0 (``get_signal_pad``).
         memory: This rank's own memory, kept alive by this object.
         limits: The largest messages exchanged through it, which is also the buffers' size.
         device: Where this rank computes.
@@ -57,19 +44,16 @@ class SymmetricMemory:
     """
 
     def __init__(
-        self, handle: Handle, memory: torch.Tensor, limits: SymmetricMemoryConfig, device: torch.device,
+        self, handle: Any, memory: torch.Tensor, limits: SymmetricMemoryConfig, device: torch.device,
         patience: timedelta = _PATIENCE,
     ) -> None:  # fmt: skip
         self._handle, self._memory = handle, memory
         self._limits, self._seconds = limits, patience.total_seconds()
         self._rank, self._size = handle.rank, handle.world_size
-        self._signals = Peers.of(
-            [handle.get_signal_pad(peer, (self._size,), torch.int32) for peer in range(self._size)]
-        )
+        peers = range(self._size)
+        self._signals = Peers.of([handle.get_signal_pad(peer, (self._size,), torch.int32) for peer in peers])
         self._buffers = {
-            dtype: Peers.of(
-                [handle.get_buffer(peer, (limits.largest // dtype.itemsize,), dtype) for peer in range(self._size)]
-            )
+            dtype: Peers.of([handle.get_buffer(peer, (limits.largest // dtype.itemsize,), dtype) for peer in peers])
             for dtype in SENT
         }
         self._met = torch.zeros(1, dtype=torch.int32, device=device)
@@ -80,8 +64,7 @@ class SymmetricMemory:
 
     def takes(self, payload: torch.Tensor) -> bool:
         """Whether ``payload`` is summed here: the same on all ranks, as its size and type are."""
-        fits = payload.numel() * payload.element_size() <= self._limits.largest
-        return fits and payload.dtype in SENT and payload.is_contiguous()
+        return payload.nbytes <= self._limits.largest and payload.dtype in SENT and payload.is_contiguous()
 
     def start(self, payload: torch.Tensor, epilogue: Epilogue | None = None) -> "Summing":
         """Start to sum ``payload`` in place over the ranks.
@@ -94,7 +77,7 @@ class SymmetricMemory:
             DistError: Another rank does not arrive; only on CPU.
         """
         sent_n, buffers = payload.view(-1), self._buffers[payload.dtype]
-        size, in_one_shot = len(sent_n), payload.numel() * payload.element_size() <= self._limits.one_shot_bytes
+        size, in_one_shot = len(sent_n), payload.nbytes <= self._limits.one_shot_bytes
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):  # which ``None`` leaves as it is
@@ -121,8 +104,7 @@ class SymmetricMemory:
             raise dist.DistError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class Summing:
+class Summing(NamedTuple):
     """A sum under way.
 
     Attributes:
@@ -152,8 +134,7 @@ def abort_all() -> None:
         each.aborted.fill_(1)
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """What one rank of a group sees.
 
     Attributes:
@@ -227,8 +208,7 @@ def connect(
     def met() -> SymmetricMemory:
         from torch.distributed._symmetric_memory import rendezvous
 
-        handle: Any = rendezvous(memory, group)
-        return SymmetricMemory(handle, memory, limits, device)
+        return SymmetricMemory(rendezvous(memory, group), memory, limits, device)
 
     memory, why = on_all(allocated)
     if why is not None:

@@ -12,30 +12,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import accumulate
 from math import exp, inf
-from operator import add
+from operator import add, mul
 from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
+from boost_core import hardware
 from boost_core.config.base import Config, Moment, Share
 from boost_core.config.job import JobSpec, ResourcesConfig, flash_takes
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.hardware import (
-    ACCELERATOR_LABEL,
-    CUDNN_HEAD,
-    DEVICE_BYTES,
-    LINK_EFFICIENCY,
-    LINKS,
-    LOOPBACK,
-    NETWORKS,
-    Device,
-    Link,
-    adapter,
-    device_named,
-    memory_named,
-    unknown_device,
-)
+from boost_core.hardware import LINK_EFFICIENCY, Device, Link, device_named
 from boost_core.messages import Provenance
 from boost_core.terminal import rounded
 
@@ -171,22 +159,15 @@ class StepCorrection(Correction):
     )
 
     @property
-    def of_communication(self) -> Correction:
-        """The correction of exposed collectives."""
-        return self.communication or self
-
-    @property
     def factors(self) -> Factors:
         """Both factors."""
-        return Factors(self.factor, self.of_communication.factor)
+        return Factors(self.factor, (self.communication or self).factor)
 
     def updated(self, ratios: Sequence[Ratios]) -> "StepCorrection":
         """Return the correction updated by some jobs' ratios, with this one as the prior."""
         communication = [each.communication for each in ratios if each.communication is not None]
-        return StepCorrection(
-            **dict(self.refined([each.rest for each in ratios])),
-            communication=self.of_communication.refined(communication),
-        )
+        rest = self.refined([each.rest for each in ratios])
+        return StepCorrection(**dict(rest), communication=(self.communication or self).refined(communication))
 
 
 class ShapeCorrection(StepCorrection):
@@ -224,15 +205,9 @@ class Fitted(StepCorrection):
                 shapes[each.shape].append(each.ratios)
         prior = StepCorrection(jobs=0, factor=1.0, spread=spread)
         whole = prior.updated([median_of(ratios) for ratios in jobs.values()])
-        return cls(
-            **dict(whole),
-            kind=kind,
-            precision=precision,
-            shapes=tuple(
-                ShapeCorrection(**dict(whole.updated(ratios)), shape=shape)
-                for shape, ratios in list(shapes.items())[:MOST_SHAPES]
-            ),
-        )
+        newest = list(shapes.items())[:MOST_SHAPES]
+        corrections = tuple(ShapeCorrection(**dict(whole.updated(ratios)), shape=shape) for shape, ratios in newest)
+        return cls(**dict(whole), kind=kind, precision=precision, shapes=corrections)
 
     def of(self, job: JobSpec) -> StepCorrection:
         """Return the correction of a job in its layout: its shape's, or else its kind's with ``jobs`` = 0."""
@@ -273,9 +248,8 @@ def model_of(job: JobSpec) -> str:
 def median_of(ratios: Sequence[Ratios]) -> Ratios:
     """Return the medians of both ratios; that of collectives is of those that there are."""
     communication = [each.communication for each in ratios if each.communication is not None]
-    return Ratios(
-        statistics.median(each.rest for each in ratios), statistics.median(communication) if communication else None
-    )
+    rest = statistics.median(each.rest for each in ratios)
+    return Ratios(rest, statistics.median(communication) if communication else None)
 
 
 # A network as levels, and the number of ranks of each group at each of them.
@@ -360,9 +334,7 @@ class Cluster:
             row: The group's row.
             place: Place within the group, from 0; the last is followed by the first.
         """
-        inside = [1]
-        for ranks in row:
-            inside.append(inside[-1] * ranks)
+        inside = list(accumulate(row, mul, initial=1))
         following = (place + 1) % inside[-1]
         apart = [
             index for index, ranks in enumerate(row)
@@ -490,9 +462,8 @@ class Profile:
             products * peak, attention * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, launching, 0.0,
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
-            f"products at {rounded(100 * products)}%, attention at {attention:.0%}{cudnn}, "
-            f"bytes at {BANDWIDTH_SHARE:.0%}; "
-            f"{1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
+            f"products at {rounded(100 * products)}%, attention at {attention:.0%}{cudnn}, bytes at "
+            f"{BANDWIDTH_SHARE:.0%}; {1000 * launching:.1f} ms to launch a block where steps are not captured; assumed",
             device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth, False, TILE_DEPTH, _STEP_SECONDS, LONG_OVERLAP,
             tuple((length, share * peak) for length, share in by_length),
             precise_flops=device.tflops.get("fp64", inf) * 1e12,
@@ -507,7 +478,7 @@ class Profile:
             head_size: Width of a head.
         """
         rates = [rate for least, rate in self.cudnn if least <= length]
-        if kernel != "cudnn" or head_size != CUDNN_HEAD or not rates:
+        if kernel != "cudnn" or head_size != hardware.CUDNN_HEAD or not rates:
             return self
         return replace(self, attention_flops=rates[-1])
 
@@ -568,7 +539,7 @@ _MANY = 65_536  # more than any gang's nodes
 NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = cast(Device, device_named("A100"))
 
-LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
+LOCAL = Cluster((Level("node", _MANY, hardware.LOOPBACK),))
 
 
 @dataclass(frozen=True)
@@ -594,7 +565,7 @@ class Machine:
         if gigabits is None or len(self.cluster.levels) == 1:
             return self
         node, *outer = self.cluster.levels
-        levels = (node, *(replace(level, link=adapter(gigabits)) for level in outer))
+        levels = (node, *(replace(level, link=hardware.adapter(gigabits)) for level in outer))
         return replace(self, cluster=Cluster(levels))
 
     @property
@@ -627,13 +598,13 @@ class Machine:
         """
         correction = self.correction(job)
         low, high = range_of(seconds - communication, correction.spread)
-        least, most = range_of(communication, correction.of_communication.spread)
+        least, most = range_of(communication, (correction.communication or correction).spread)
         return (low + least) * (self.profile.at_best if self.fitted is None else 1.0), high + most
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:
     """Return the kind of GPU that a job requests; ``None`` if any will do."""
-    return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
+    return resources.accelerator_type or resources.node_labels.get(hardware.ACCELERATOR_LABEL)
 
 
 def device_bytes(resources: ResourcesConfig, machine: Machine | None = None) -> int | None:
@@ -646,7 +617,7 @@ def device_bytes(resources: ResourcesConfig, machine: Machine | None = None) -> 
     if machine is not None and machine.device_bytes is not None and resources.gpus_per_worker:
         return machine.device_bytes
     kind = kind_of_gpu(resources)
-    return memory_named(kind) if resources.gpus_per_worker and kind else None
+    return hardware.memory_named(kind) if resources.gpus_per_worker and kind else None
 
 
 def lacks_precision(spec: JobSpec) -> str | None:
@@ -669,7 +640,7 @@ def refuse_unfit_gpu(spec: JobSpec) -> None:
     """
     kind = kind_of_gpu(spec.resources)
     if spec.resources.gpus_per_worker and kind is not None and device_named(kind) is None:
-        raise ValueError(unknown_device(kind))
+        raise ValueError(hardware.unknown_device(kind))
     if problem := lacks_precision(spec):
         raise ValueError(problem)
 
@@ -690,7 +661,7 @@ def kind_of_device(resources: ResourcesConfig) -> str | None:
 def required_labels(resources: ResourcesConfig) -> dict[str, str]:
     """Return the labels that a node must have for a job."""
     kind = resources.accelerator_type
-    return dict(resources.node_labels) | ({ACCELERATOR_LABEL: kind} if kind else {})
+    return dict(resources.node_labels) | ({hardware.ACCELERATOR_LABEL: kind} if kind else {})
 
 
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
@@ -708,8 +679,9 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
     kind = kind_of_gpu(resources)
     device = (device_named(kind) if kind else None) or _UNKNOWN_GPU
-    levels = Level("node", NODE_GPUS, LINKS[device.link]), Level("fabric", _MANY, NETWORKS[device.network_gigabits])
-    return Machine(Profile.nominal(device, precision), Cluster(levels))
+    node = Level("node", NODE_GPUS, hardware.LINKS[device.link])
+    fabric = Level("fabric", _MANY, hardware.NETWORKS[device.network_gigabits])
+    return Machine(Profile.nominal(device, precision), Cluster((node, fabric)))
 
 
 def captures_steps(job: JobSpec) -> bool:
@@ -814,15 +786,11 @@ class MeasuredProfile(Config):
             ValueError: It is of another kind.
         """
         known = device_named(kind)
-        written = next((each for each in DEVICE_BYTES if each.upper() == kind.upper()), kind)
+        written = next((each for each in hardware.DEVICE_BYTES if each.upper() == kind.upper()), kind)
         if written != kind:
             raise ValueError(f"would match no job, as Ray writes {written}; store it under that name")
         if known is not None and known.words[0].upper() not in re.findall(r"[A-Z0-9]+", self.device.upper()):
             raise ValueError(f"was measured on {self.device!r}, not on {kind} GPUs; store it under that device's kind")
-
-    def serves(self, precision: str) -> bool:
-        """Whether a job of this precision computes in the profile's precision."""
-        return computed_in(precision) == self.precision
 
     def machine(self, otherwise: Machine, precision: str, described: bool = False) -> Machine:
         """Return the machine of a job on such devices; what was not measured is taken from ``otherwise``.
@@ -835,15 +803,13 @@ class MeasuredProfile(Config):
         Raises:
             ValueError: The job has another precision.
         """
-        if not self.serves(precision):
+        if computed_in(precision) != self.precision:
             raise ValueError(
                 f"the profile is of {self.precision}, but training.precision={precision}: "
                 f"measure one of {computed_in(precision)}"
             )
         device = device_named(self.device)
-        host_bandwidth = self.host_bandwidth
-        if host_bandwidth is None:
-            host_bandwidth = LINK_EFFICIENCY * device.host_bandwidth if device else otherwise.profile.host_bandwidth
+        by_sheet = LINK_EFFICIENCY * device.host_bandwidth if device else otherwise.profile.host_bandwidth
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
@@ -851,7 +817,8 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
-            host_bandwidth, otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
+            by_sheet if self.host_bandwidth is None else self.host_bandwidth,
+            otherwise.profile.launches_in_turn, 0.0, otherwise.profile.step_seconds,
             self.link.overlap if self.link else otherwise.profile.long_overlap,
             precise_flops=inf if device is None else device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
@@ -861,8 +828,10 @@ class MeasuredProfile(Config):
             if link is not None:
                 source = f"measured among {link.ranks} ranks"
                 levels[index] = replace(levels[index], link=Link(link.base_seconds, 0.0, link.bytes_per_second, source))
-        cluster = Cluster(tuple(levels))
-        return replace(otherwise, profile=profile, cluster=cluster)
+        return replace(otherwise, profile=profile, cluster=Cluster(tuple(levels)))
+
+
+NODE_HOST = "Memory of a node's host; null if unknown, in which case it is not checked."
 
 
 class Basis(Config):
@@ -871,9 +840,7 @@ class Basis(Config):
     profile: MeasuredProfile | None = Field(None, description="Measured profile of its devices; null: data sheets.")
     fitted: Fitted | None = Field(None, description="Corrections from earlier jobs; null: none has run.")
     node_gpus: int | None = Field(None, description="GPUs per node; null: as assumed by machine.machine_for.")
-    node_memory_bytes: int | None = Field(
-        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
-    )
+    node_memory_bytes: int | None = Field(None, description=NODE_HOST)
 
     def machine(self, spec: JobSpec) -> Machine:
         """Return the machine that a job is planned for.
@@ -883,7 +850,7 @@ class Basis(Config):
         """
         machine = replace(machine_of(spec, self.profile), fitted=self.fitted)
         if not spec.resources.gpus_per_worker:
-            return replace(machine, node_memory_bytes=None)
+            return machine
         if self.node_gpus is not None:
             node, *outer = machine.cluster.levels
             machine = replace(machine, cluster=Cluster((replace(node, fan_out=self.node_gpus), *outer)))
@@ -939,14 +906,6 @@ class DeviceConfig(Config):
         32.0, gt=0, le=1e6, description="To the host's memory, in one direction; default: PCIe 4."
     )
 
-    def device(self) -> Device:
-        """Return it like one that is listed; what training reaches of its rates is assumed to be as on an A100."""
-        rates = dict.fromkeys(("fp8", "bf16", "fp32"), self.teraflops)
-        return replace(
-            _UNKNOWN_GPU, tflops=rates, source=f"{self.name}, as described", bandwidth=self.terabytes_per_second * 1e12,
-            host_bandwidth=self.host_gigabytes_per_second * 1e9, fp8_speedup=1.0, watts=None,
-        )  # fmt: skip
-
 
 class NetworkConfig(Config):
     """Levels from the inside out; the innermost is a node."""
@@ -977,10 +936,17 @@ class NetworkConfig(Config):
             ValueError: The profile is of another precision.
         """
         machine = machine_of(spec, profile, self.cluster())
-        if self.device is not None and spec.resources.gpus_per_worker:
-            machine = replace(machine, device_bytes=int(self.device.memory_gigabytes * 1e9))
-            if profile is None:
-                machine = replace(machine, profile=Profile.nominal(self.device.device(), spec.training.precision))
-        if self.node_memory_gigabytes is None or not spec.resources.gpus_per_worker:
+        if not spec.resources.gpus_per_worker:
             return machine
-        return replace(machine, node_memory_bytes=int(self.node_memory_gigabytes * 1e9))
+        if (sheet := self.device) is not None:
+            machine = replace(machine, device_bytes=int(sheet.memory_gigabytes * 1e9))
+            if profile is None:
+                # Like one that is listed; what training reaches of its rates is assumed to be as on an A100.
+                device = replace(
+                    _UNKNOWN_GPU, tflops=dict.fromkeys(("fp8", "bf16", "fp32"), sheet.teraflops),
+                    source=f"{sheet.name}, as described", bandwidth=sheet.terabytes_per_second * 1e12,
+                    host_bandwidth=sheet.host_gigabytes_per_second * 1e9, fp8_speedup=1.0, watts=None,
+                )  # fmt: skip
+                machine = replace(machine, profile=Profile.nominal(device, spec.training.precision))
+        node_memory = None if self.node_memory_gigabytes is None else int(self.node_memory_gigabytes * 1e9)
+        return replace(machine, node_memory_bytes=node_memory)

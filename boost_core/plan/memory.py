@@ -30,27 +30,15 @@ CPU's matrix products, or the allocator's fragmentation.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import ceil, isqrt, prod
-from operator import ge
+from operator import ge, mul
 
-from boost_core.architecture import (
-    ParamKind,
-    Stage,
-    WeightSpec,
-    block_weights,
-    chosen_sharding,
-    cut,
-    embedding_weights,
-    gate_matrices,
-    grouped_projections,
-    head_weights,
-    reads_input,
-    saved_latents,
-)
+from boost_core import architecture
+from boost_core.architecture import ParamKind, Stage, WeightSpec, block_weights, cut, embedding_weights, reads_input
 from boost_core.config.job import JobSpec, rank_tokens, tokens_by_part
 from boost_core.config.model import (
     BLOCK,
@@ -128,11 +116,16 @@ class Activations:
         key_value: Width k.
         carried: Bytes per token of the latents that LaX hands from block to block.
         blocks_ahead: Blocks of which what the host has is fetched ahead: one more where it is then gathered, too.
+        embedding: Bytes kept by the embedding: with a split vocabulary, the token's index and whether it is in the
+            shard.
+        stream_start: Bytes kept of the residual stream's start for its sums of squares, where the first block's is on
+            the host. A reference keeps a copy in fp32, which ``head`` counts.
+        fp8_operand: Most bytes of a product's operand in 8 bits: for gate and up together, their gradients.
     """
 
     def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, element_bytes: int, kernels: bool) -> None:
         self.model, self.parallelism, self.element_bytes, self.kernels = model, parallelism, element_bytes, kernels
-        self.sharding = chosen_sharding(model, parallelism)
+        self.sharding = architecture.chosen_sharding(model, parallelism)
         self._size = parallelism.tensor_parallel_size
         self._split = self._size if self.sharding.wide else 1  # parts into which heads and MLP are split
         self.residual = model.hidden_size // (1 if self.sharding.whole else self._size)
@@ -142,7 +135,7 @@ class Activations:
         self._mlp, self._heads = model.intermediate_size // self._split, model.num_attention_heads // self._split
         self.blocks_ahead = 2 if self._size > 1 else 1
 
-        groups = grouped_projections(model)
+        groups = architecture.grouped_projections(model)
         normed = [group for group in groups if group.norm]
         self._projections = sum(len(group.wide_outs) for group in groups)
         self._projections_together = max(len(group.wide_outs) for group in groups)  # with a common input
@@ -181,17 +174,11 @@ class Activations:
         self._composite_norm = PRECISE + self._fp32_copy
         self._freed = element_bytes if element_bytes < PRECISE else 0
 
-    def embedding(self) -> int:
-        """Bytes kept by the embedding: with a split vocabulary, the token's index and whether it is in the shard."""
-        return 0 if self.sharding.residual else 8 + self.element_bytes
-
-    def stream_start(self) -> int:
-        """Bytes kept of the residual stream's start for its sums of squares, where the first block's is on the host.
-
-        A reference keeps a copy in fp32, which ``head`` counts.
-        """
-        itself = self.kernels or self.element_bytes == PRECISE or not self.sharding.residual
-        return self.residual * self.element_bytes if itself else 0
+        self.embedding = 0 if self.sharding.residual else 8 + element_bytes
+        itself = kernels or element_bytes == PRECISE or not self.sharding.residual
+        self.stream_start = self.residual * element_bytes if itself else 0
+        widest = max(2 * self._mlp, self.query + 2 * self.key_value, self._projections_together * self.latent)
+        self.fp8_operand = widest + PRECISE * self._projections_together
 
     @lru_cache(_REMEMBERED)  # noqa: B019
     def block(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
@@ -237,7 +224,8 @@ class Activations:
         saved += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
             # This rank's slice of a block's latents, and of those that cross into it.
-            return saved + sum(saved_latents(self.model, self.parallelism, crossed)) // self._size * self.element_bytes
+            latents = sum(architecture.saved_latents(self.model, self.parallelism, crossed)) // self._size
+            return saved + latents * self.element_bytes
         return saved + self._projections * self.latent * self.element_bytes + receives * self.carried
 
     @lru_cache(_REMEMBERED)  # noqa: B019
@@ -260,11 +248,8 @@ class Activations:
         gradients += self.blocks_ahead * self.on_host(crossed, receives, mode)
         if traits.slices and self._size > 1:
             # Gathered latents: of a block and one more segment, while the slices still exist.
-            gradients += (
-                (2 if crossed else 1)
-                * (self._projections + self._projections_together)
-                * (self.latent * self.element_bytes)
-            )
+            gathered = (2 if crossed else 1) * (self._projections + self._projections_together) * self.latent
+            gradients += gathered * self.element_bytes
         segments = traits.again == "segments"
         again = self._whole_block(crossed) - self.block(crossed, receives, "latent" if segments else mode)
         if segments and self.kernels:
@@ -273,11 +258,6 @@ class Activations:
             mlp = 3 * self._mlp + 2 * self.latent
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
         return gradients + again
-
-    def fp8_operand(self) -> int:
-        """Most bytes of a product's operand in 8 bits: for gate and up together, their gradients."""
-        widest = max(2 * self._mlp, self.query + 2 * self.key_value, self._projections_together * self.latent)
-        return widest + PRECISE * self._projections_together
 
     def head(self) -> int:
         """Bytes kept by the final norm and the loss, including the last residual."""
@@ -289,15 +269,6 @@ class Activations:
             # The gathered vectors in fp32, once scaled; on one rank a view with the statistic next to it.
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
         return norm + loss + (0 if self.kernels else self.residual * (self._composite_norm - self._freed))
-
-    def head_norm_backward(self) -> int:
-        """Bytes held during the backward pass through the final norm, including all that ``head`` keeps."""
-        hidden = self.model.hidden_size
-        if self.sharding.residual:
-            # Gradients in fp32: of the scaled rows, of the rows, and the summands of their scales' gradients.
-            return self.head() + 3 * hidden * PRECISE
-        # Torch's kernel has its input and output; composed of torch's operations, each summand is separate.
-        return self.head() + (2 * hidden * self.element_bytes if self.kernels else 5 * hidden * PRECISE)
 
     def _whole_block(self, crossed: bool) -> int:
         element, width = self.element_bytes, self.residual
@@ -319,7 +290,7 @@ class Activations:
 
         # Latents, or those that cross: the gate's output and intermediate results.
         if crossed:
-            gate = (0, 1, 3)[len(gate_matrices(self.model))]
+            gate = (0, 1, 3)[len(architecture.gate_matrices(self.model))]
             saved += (2 + gate) * self._projections * self.latent * element
             if self.kernels:  # mean and deviation of each
                 saved += 2 * self._projections * PRECISE
@@ -356,7 +327,7 @@ class Activations:
         if crossed:
             steps = PRECISE * self._projections * (3 if activation else 2)
             arrived = PRECISE * self._normed if self._scaled else 0
-            gate = -self._projections * element if gate_matrices(self.model) else 0
+            gate = -self._projections * element if architecture.gate_matrices(self.model) else 0
             # The kernel's latents as they arrived are already counted.
             latents = (steps + arrived + gate - element * self._projections) * self.latent
             ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
@@ -452,7 +423,7 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         stages: The rank's.
         element_bytes: Of the compute type.
     """
-    weights = _weights(spec.model, BlockSplit.of(spec.parallelism), spec.optimizer)
+    split = BlockSplit.of(spec.parallelism)
     layers = [layer for stage in stages for layer in stage.layers]
     crossed = sum(map(spec.model.crosses_into, layers)) if spec.model.lax else 0
     last = any(stage.last for stage in stages)
@@ -460,22 +431,19 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
     tied = embedding and spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1
     counts = len(layers) - crossed, crossed, embedding and not tied, tied, last
     layout, zero_stage, rounded = Layout.of(spec.parallelism), spec.parallelism.zero_stage, element_bytes < PRECISE
-    split = BlockSplit.of(spec.parallelism)
     ranks, groups = layout.same_weights, []
-    for kind, parts in weights:
-        padded = sum(number * part for number, (part, _) in zip(counts, parts, strict=True))
-        elements = sum(number * part for number, (_, part) in zip(counts, parts, strict=True))
+    early = zero_stage == 2 and ranks > 1  # gradients are reduced in each micro-batch
+    for kind, parts in _weights(spec.model, split, spec.optimizer):
+        padded, elements = (sum(map(mul, counts, sizes)) for sizes in zip(*parts, strict=True))
         if not padded:
             continue
         shared = zero_stage > 0 and not kind.custom_update and ranks > 1
         parts_of_state = ranks if shared else 1
         length = _rounded_up(padded, _BLOCK * parts_of_state)
         own = length // parts_of_state
-        gradients = PRECISE * length
-        if shared or (zero_stage == 2 and ranks > 1):
-            gradients += PRECISE * own
+        gradients = PRECISE * length + (PRECISE * own if shared or early else 0)
         under_way = 0
-        if zero_stage == 2 and ranks > 1:
+        if early:
             sent = PRECISE * min(length, _UNDER_WAY)
             under_way = sent // parts_of_state if shared else 0
             under_way += sent if spec.training.micro_batches(layout.dp) > 1 else 0
@@ -484,9 +452,7 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         offloaded = offloaded_elements(own, spec.parallelism.optimizer_offload)
         quantities = kind.moments + (rounded or shared)
         host = quantities * PRECISE * offloaded
-        optimizer = quantities * PRECISE * own - host
-        if rounded and shared:
-            optimizer += element_bytes * own
+        optimizer = quantities * PRECISE * own - host + (element_bytes * own if rounded and shared else 0)
         staged = 0
         if offloaded:
             factors = (_largest_weight(spec.model, split, spec.optimizer, each, factors=True) for each in (False, True))
@@ -510,9 +476,8 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
     return groups
 
 
-def starting_peak(groups: Iterable[GroupBytes]) -> int:
+def starting_peak(groups: Sequence[GroupBytes]) -> int:
     """Return the peak while the groups are created, one after the other."""
-    groups = list(groups)
     waiting, created, peak = sum(group.source for group in groups), 0, 0
     for group in groups:
         peak = max(peak, created + waiting + group.temporary + group.weights)
@@ -541,11 +506,6 @@ def staged_elements(kind: ParamKind, offloaded: int, quantities: int, largest: i
     return quantities * min(STAGED_CHUNK, offloaded)
 
 
-def staging_bytes(groups: Iterable[GroupBytes]) -> int:
-    """Return the bytes of the buffers in which the host's part is updated; all groups share them."""
-    return max((group.staged for group in groups), default=0)
-
-
 def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     """Return the elements of the largest weight of a rank's blocks."""
     split = BlockSplit.of(spec.parallelism)
@@ -567,7 +527,7 @@ def _weights(
     parts = [
         *(_shards(block_weights(model, crossed), model, split.parallelism, optimizer) for crossed in (False, True)),
         *(_shards(embedding_weights(model), model, split.parallelism, optimizer, tied) for tied in (False, True)),
-        _shards(head_weights(model), model, split.parallelism, optimizer),
+        _shards(architecture.head_weights(model), model, split.parallelism, optimizer),
     ]
     kinds = sorted(dict.fromkeys(kind for part in parts for kind, _ in part), key=lambda kind: kind.order)
     weights = []
@@ -591,7 +551,7 @@ def _shards(
     tied: bool = False,
 ) -> list[tuple[ParamKind, int]]:  # fmt: skip
     """Return kind and elements of a rank's part of each weight."""
-    sharding, size, shards = chosen_sharding(model, parallelism), parallelism.tensor_parallel_size, []
+    sharding, size, shards = architecture.chosen_sharding(model, parallelism), parallelism.tensor_parallel_size, []
     for weight in weights.values():
         kind = ParamKind.of(weight, sharding, optimizer, tied)
         shards.append((kind, prod(weight.shape) // (size if kind.split else 1)))
@@ -646,7 +606,7 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     """
     job = spec.at(layout)
     by_stage = isinstance(job.parallelism.recompute, tuple)
-    ranks = pipeline_ranks(job, layout, range(layout.pp)) if by_stage else fullest_ranks(job, layout)
+    ranks = pipeline_ranks(job, layout, range(layout.pp) if by_stage else None)
     return most_of([rank.memory() for rank in ranks])
 
 
@@ -658,8 +618,7 @@ def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory
         layout: One of ``spec.layouts()``.
         rank: The pipeline rank, from 0.
     """
-    (place,) = pipeline_ranks(spec.at(layout), layout, [rank])
-    return place.memory()
+    return pipeline_ranks(spec.at(layout), layout, [rank])[0].memory()
 
 
 def most_of(ranks: Sequence[RankMemory]) -> RankMemory:
@@ -668,16 +627,12 @@ def most_of(ranks: Sequence[RankMemory]) -> RankMemory:
     return replace(fullest, host=max(each.host for each in ranks), copies=max(each.copies for each in ranks))
 
 
-def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int]) -> "list[PipelineRank]":
-    """Return some pipeline ranks of a job at its layout."""
+def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int] | None = None) -> "list[PipelineRank]":
+    """Return some pipeline ranks of a job at its layout; by default those that may need most if all have one mode."""
     stages = cut(job.model, job.parallelism, job.training.sequence_length)
+    if ranks is None:
+        ranks = _extremes(job.model, stages, layout.pp)
     return [PipelineRank(job, rank, stages[rank :: layout.pp]) for rank in ranks]
-
-
-def fullest_ranks(job: JobSpec, layout: Layout) -> "list[PipelineRank]":
-    """Return the ranks that may need most if all blocks have one mode."""
-    stages = cut(job.model, job.parallelism, job.training.sequence_length)
-    return pipeline_ranks(job, layout, _extremes(job.model, stages, layout.pp))
 
 
 @lru_cache(1024)  # the same for each number of replicas
@@ -689,8 +644,6 @@ def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Seq
     everything that a stage's memory grows with.
     """
     loads: list[tuple[int, ...]] = []
-    first: dict[tuple[int, ...], int] = {}
-    last: dict[tuple[int, ...], int] = {}
     for rank in range(pipeline):
         load: tuple[int, ...] = ()
         for stage in stages[rank::pipeline]:
@@ -699,13 +652,12 @@ def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Seq
             # Stages at an end of the model only compare with each other.
             load += len(stage.layers), crossed, *crosses, stage.first, -stage.first, stage.last, -stage.last
         loads.append(load)
-        first.setdefault(load, rank)
-        last[load] = rank
+    last = {load: rank for rank, load in enumerate(loads)}
+    first = {load: loads.index(load) for load in last}
     extremes = []
     for rank in sorted({*first.values(), *last.values()}):
-        heavier = [load for load in first if load != loads[rank] and all(map(ge, load, loads[rank]))]
-        earlier = any(first[load] < rank for load in heavier) or first[loads[rank]] < rank
-        if not earlier or not (any(last[load] > rank for load in heavier) or last[loads[rank]] > rank):
+        as_large = [load for load in first if all(map(ge, load, loads[rank]))]
+        if not (any(first[load] < rank for load in as_large) and any(last[load] > rank for load in as_large)):
             extremes.append(rank)
     return extremes
 
@@ -724,14 +676,113 @@ class PipelineRank:
     """
 
     def __init__(self, job: JobSpec, rank: int, stages: Sequence[Stage]) -> None:
-        self._job, self._rank, self._stages = job, rank, stages
+        model, parallelism, training = job.model, job.parallelism, job.training
+        self._job, self._stages = job, stages
         self.sizes, self.ends = [len(stage.layers) for stage in stages], stages[-1].last
-        self._runs = tuple(job.parallelism.modes(stage.index, len(stage.layers)) for stage in stages)
-        self._element = BYTES[job.training.precision]
-        split = BlockSplit.of(job.parallelism)
-        self._each = activations(job.model, split, self._element, job.resources.gpus_per_worker > 0)
-        self._tokens = rank_tokens(job)
-        self._prepare()
+        self._runs = tuple(parallelism.modes(stage.index, len(stage.layers)) for stage in stages)
+        self._element = element = BYTES[training.precision]
+        on_gpu = job.resources.gpus_per_worker > 0
+        self._each = each = activations(model, BlockSplit.of(parallelism), element, on_gpu)
+        self._tokens = tokens = rank_tokens(job)
+
+        # What does not depend on what blocks keep; bytes unless something else is said.
+        micro_batches = training.micro_batches(parallelism.data_parallel_size)
+        one_stage, late = parallelism.pipeline_schedule == "1f1b", parallelism.pipeline_schedule == "zero_bubble"
+        groups, largest = state_bytes(job, stages, element), largest_weight(job, stages)
+        self._weights = sum(group.weights for group in groups)
+
+        # What neighbours send: the input of each micro-batch in flight, and the gradient of the output for a backward
+        # pass. The schedules of several stages post a transfer of each ahead, and wait for what they have sent at the
+        # end of a step, and keep it until then.
+        width = each.residual * element
+        received_ahead, sent_before = (0, 0) if one_stage else (1, micro_batches)
+        buffers, index = 0, index_bytes(job, each.query // model.head_size)
+        self._besides_blocks = list[int]()  # what each stage keeps of a micro-batch besides its blocks
+        for stage in stages:
+            # Bytes per token that come into a stage and leave it, with the latents of LaX.
+            received, sent = (
+                width + each.carried * model.crosses_into(layer) for layer in (stage.layers.start, stage.layers.stop)
+            )
+            received, returned = (0 if stage.first else received), (0 if stage.last else sent)
+            buffers += tokens * (returned + (received_ahead + sent_before) * (received + returned))
+            a_token = each.embedding if stage.first else received - width  # latents of LaX besides the stream
+            if not stage.last and one_stage:  # otherwise among what was sent
+                a_token += sent
+            self._besides_blocks.append(a_token * tokens + len(stage.layers) * index)
+
+        # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
+        sequences = training.micro_batch_size * micro_batches
+        batch = (_BATCH_BYTES * training.sequence_length + _TOKEN_BYTES) * sequences
+
+        # Context parallel ranks have separate rotary angles for their tokens, and for the keys and queries that they
+        # compute from latents.
+        ranks = parallelism.context_parallel_size
+        # Whether they may send latents; which of them share a node is only known at run time.
+        self._sends_latents = False
+        if ranks > 1:
+            cluster = machine_for(job.resources, training.precision).cluster
+            self._sends_latents = sent_between_nodes(job, cluster) == "latents"
+        own = 0 if ranks == 1 else tokens * (ranks if self._sends_latents else 1)
+        moved = sum(moved_tokens(job)) if moved_as_latents(job) else 0
+        own += moved
+        if parallelism.pipeline_parallel_size > 1 and job.data.documents_apart:
+            own *= micro_batches  # each then has a partition of its own, and all are made at once
+        rotary = 24 * (training.sequence_length + own) * model.head_size // 2
+
+        # A block's backward pass; fp8 has 8-bit operands, for one product at a time.
+        self._beside_block = self._context() + head_bytes(job)
+        if training.precision == "fp8" and each.kernels:
+            self._beside_block += tokens * each.fp8_operand + largest
+        self._beside_block += (2 * element + PRECISE) * largest
+
+        # A CPU makes a copy of a bf16 gradient to add it to an fp32 sum.
+        copied = PRECISE if not each.kernels and element < PRECISE else 0
+        table = model.vocab_size * model.hidden_size // parallelism.tensor_parallel_size
+        vocabulary = model.vocab_size // parallelism.tensor_parallel_size
+        chunk = min(tokens, max(1, _CHUNK_ELEMENTS // vocabulary))
+        self._logits = chunk * vocabulary * element * (1 if chunk == tokens else 2)
+        if not each.kernels:
+            # Their gradient is not computed in place, and bf16 logits are copied.
+            self._logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
+        self._logits += (tokens + chunk) * model.hidden_size * element
+        self._head = self._head_norm = 0  # the latter in the backward pass through the final norm
+        if self.ends:
+            gradients = element + copied
+            if model.tie_embeddings:  # else products are added to the gradient's sum
+                gradients = PRECISE + element + max(copied, element if each.sharding.residual else 0)
+            self._head = tokens * each.head() + self._logits + gradients * table
+            # Gradients in fp32: of the scaled rows, of the rows, and the summands of their scales' gradients. Torch's
+            # kernel has its input and output; composed of torch's operations, each summand is separate.
+            of_norm = 3 * PRECISE if each.sharding.residual else 2 * element if each.kernels else 5 * PRECISE
+            self._head_norm = tokens * (each.head() + of_norm * model.hidden_size)
+
+        # LORO holds all factors' directions at once; Muon one factor's and its Gram matrices, also in float64.
+        self._update = 0
+        if job.optimizer.loro is not None:
+            self._update = PRECISE * (self._weights // element)
+        elif job.optimizer.muon is not None:
+            grams = _GRAM_MATRICES * model.bottleneck_rank**2 * _MOST_PROJECTIONS
+            self._update = 5 * PRECISE * largest + 2 * PRECISE * grams
+
+        # Deferred weight gradients need inputs and output gradients of all products: about what a block keeps without
+        # recomputation.
+        self._owed = [
+            tokens * self._of_blocks(stage.layers, (("none", len(stage.layers)),)) if late else 0 for stage in stages
+        ]
+        self._gradients = sum(group.gradients for group in groups)
+        self._optimizer = sum(group.optimizer for group in groups) + max((group.staged for group in groups), default=0)
+        self._under_way = sum(group.under_way for group in groups)  # gradients sent during the backward pass
+        self._ahead = sum(group.ahead for group in groups)  # what is sent ahead of it
+        self._buffers = buffers + batch + rotary
+        self._embedding = (element + copied) * table if stages[0].first else 0  # its gradient
+        self._starting = starting_peak(groups) + rotary  # peak at the start
+        self._host = sum(group.host for group in groups)  # state there
+        self._copies = state_copies(job) * sum(group.copy for group in groups)
+        # What a block saves of other ranks' tasks until the backward pass, if its attention is not recomputed.
+        self._remote_tasks = moved * attention_layer(job).remote_bytes if moved else 0
+        alone = parallelism.pipeline_parallel_size == 1
+        self._moments = frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, rank, micro_batches)
+        self._may_capture = captures_steps(job)  # if no block is on the host
 
     def keeping(self, modes: Sequence[ModeRuns]) -> "PipelineRank":
         """Return the rank with its stages' blocks in these modes; what does not depend on them is computed once."""
@@ -749,7 +800,7 @@ class PipelineRank:
         saved, in_transit = [], []
         for stage, modes, besides in zip(self._stages, self._runs, self._besides_blocks, strict=True):
             # A stage keeps its input on the device, whatever its first block keeps.
-            begins = each.stream_start() if stage.first else each.residual * self._element
+            begins = each.stream_start if stage.first else each.residual * self._element
             a_token = self._of_blocks(stage.layers, modes) + (begins if TRAITS[modes[0][0]].on_host else 0)
             keep_attention = sum(count for mode, count in modes if TRAITS[mode].again != "all")
             alone = self._by_itself(modes) + keep_attention * self._remote_tasks
@@ -789,101 +840,6 @@ class PipelineRank:
             total, host, self._copies,
         )  # fmt: skip
 
-    def _prepare(self) -> None:
-        """Compute what does not depend on what blocks keep; bytes unless something else is said."""
-        job, each, element, tokens = self._job, self._each, self._element, self._tokens
-        model, parallelism, training = job.model, job.parallelism, job.training
-        micro_batches = training.micro_batches(parallelism.data_parallel_size)
-        one_stage, late = parallelism.pipeline_schedule == "1f1b", parallelism.pipeline_schedule == "zero_bubble"
-        groups, largest = state_bytes(job, self._stages, element), largest_weight(job, self._stages)
-        weights = sum(group.weights for group in groups)
-
-        # What neighbours send: the input of each micro-batch in flight, and the gradient of the output for a backward
-        # pass. The schedules of several stages post a transfer of each ahead, and wait for what they have sent at the
-        # end of a step, and keep it until then.
-        width = each.residual * element
-        received_ahead, sent_before = (0, 0) if one_stage else (1, micro_batches)
-        buffers, index = 0, index_bytes(job, each.query // model.head_size)
-        self._besides_blocks = list[int]()  # what each stage keeps of a micro-batch besides its blocks
-        for stage in self._stages:
-            # Bytes per token that come into a stage and leave it, with the latents of LaX.
-            received, sent = (
-                width + each.carried * model.crosses_into(layer) for layer in (stage.layers.start, stage.layers.stop)
-            )
-            received, returned = (0 if stage.first else received), (0 if stage.last else sent)
-            buffers += tokens * (returned + (received_ahead + sent_before) * (received + returned))
-            a_token = each.embedding() if stage.first else received - width  # latents of LaX besides the stream
-            if not stage.last and one_stage:  # otherwise among what was sent
-                a_token += sent
-            self._besides_blocks.append(a_token * tokens + len(stage.layers) * index)
-
-        # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
-        sequences = training.micro_batch_size * micro_batches
-        batch = (_BATCH_BYTES * training.sequence_length + _TOKEN_BYTES) * sequences
-
-        # Context parallel ranks have separate rotary angles for their tokens, and for the keys and queries that they
-        # compute from latents.
-        ranks = parallelism.context_parallel_size
-        own = 0 if ranks == 1 else tokens * (ranks if self._sends_latents else 1)
-        own += sum(moved_tokens(job)) if moved_as_latents(job) else 0
-        if parallelism.pipeline_parallel_size > 1 and job.data.documents_apart:
-            own *= micro_batches  # each then has a partition of its own, and all are made at once
-        rotary = 24 * (training.sequence_length + own) * model.head_size // 2
-
-        # A block's backward pass; fp8 has 8-bit operands, for one product at a time.
-        self._beside_block = self._context() + head_bytes(job)
-        if training.precision == "fp8" and each.kernels:
-            self._beside_block += tokens * each.fp8_operand() + largest
-        self._beside_block += (2 * element + PRECISE) * largest
-
-        # A CPU makes a copy of a bf16 gradient to add it to an fp32 sum.
-        copied = PRECISE if not each.kernels and element < PRECISE else 0
-        table = model.vocab_size * model.hidden_size // parallelism.tensor_parallel_size
-        vocabulary = model.vocab_size // parallelism.tensor_parallel_size
-        chunk = min(tokens, max(1, _CHUNK_ELEMENTS // vocabulary))
-        self._logits = chunk * vocabulary * element * (1 if chunk == tokens else 2)
-        if not each.kernels:
-            # Their gradient is not computed in place, and bf16 logits are copied.
-            self._logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
-        self._logits += (tokens + chunk) * model.hidden_size * element
-        self._head = 0
-        if self.ends:
-            gradients = element + copied
-            if model.tie_embeddings:  # else products are added to the gradient's sum
-                tied = element if each.sharding.residual else 0
-                gradients = PRECISE + max(element + tied, element + copied)
-            self._head = tokens * each.head() + self._logits + gradients * table
-
-        # LORO holds all factors' directions at once; Muon one factor's and its Gram matrices, also in float64.
-        self._update = 0
-        if job.optimizer.loro is not None:
-            self._update = PRECISE * (weights // element)
-        elif job.optimizer.muon is not None:
-            grams = _GRAM_MATRICES * model.bottleneck_rank**2 * _MOST_PROJECTIONS
-            self._update = 5 * PRECISE * largest + 2 * PRECISE * grams
-
-        # Deferred weight gradients need inputs and output gradients of all products: about what a block keeps without
-        # recomputation.
-        self._owed = [
-            tokens * self._of_blocks(stage.layers, (("none", len(stage.layers)),)) if late else 0
-            for stage in self._stages
-        ]
-        self._weights = weights
-        self._gradients = sum(group.gradients for group in groups)
-        self._optimizer = sum(group.optimizer for group in groups) + staging_bytes(groups)
-        self._under_way = sum(group.under_way for group in groups)  # gradients sent during the backward pass
-        self._ahead = sum(group.ahead for group in groups)  # what is sent ahead of it
-        self._buffers = buffers + batch + rotary
-        self._embedding = (element + copied) * table if self._stages[0].first else 0  # its gradient
-        self._head_norm = tokens * each.head_norm_backward() if self.ends else 0
-        self._starting = starting_peak(groups) + rotary  # peak at the start
-        self._host = sum(group.host for group in groups)  # state there
-        self._copies = state_copies(job) * sum(group.copy for group in groups)
-        self._remote_tasks = saved_task_bytes(job)  # of moved tasks, in a block whose attention is not recomputed
-        alone = parallelism.pipeline_parallel_size == 1
-        self._moments = frozenset({((1, 0), (0, 0))}) if alone else in_hand(parallelism, self._rank, micro_batches)
-        self._may_capture = captures_steps(job)  # if no block is on the host
-
     def _by_itself(self, modes: ModeRuns) -> int:
         """Extra bytes kept by attention that takes one document or one window at a time."""
         job = self._job
@@ -904,8 +860,7 @@ class PipelineRank:
         of_block = self._each.on_host if on_host else self._each.block
         if self._job.model.lax is None:
             return sum(of_block(False, False, mode) * count for mode, count in modes if count)
-        alike = _alike_with_lax(self._job.model, layers, modes)
-        return sum(of_block(*block) * count for block, count in alike)
+        return sum(of_block(*block) * count for block, count in _alike_with_lax(self._job.model, layers, modes))
 
     def _blocks_backward(self, stage: Stage, modes: ModeRuns) -> int:
         """Bytes per token in the fullest of a stage's blocks, less what later blocks have already freed."""
@@ -927,15 +882,6 @@ class PipelineRank:
                 freed += self._of_blocks(range(begin, end), ((mode, count),))
             end = begin
         return most
-
-    @cached_property
-    def _sends_latents(self) -> bool:
-        """Whether context parallel ranks may send latents; which of them share a node is only known at run time."""
-        job = self._job
-        if job.parallelism.context_parallel_size == 1:
-            return False
-        cluster = machine_for(job.resources, job.training.precision).cluster
-        return sent_between_nodes(job, cluster) == "latents"
 
     def _context(self) -> int:
         """Extra bytes of attention's backward pass where other ranks' keys arrive in stages.
@@ -1043,11 +989,6 @@ def task_bytes(job: JobSpec, kernels: bool) -> int:
     a_token = 6 * share + 6 * whole + (4 if kernels else 6) * query + of_gradients
     weights = 2 * (layer.rank or 0) * query  # in the compute type: a rank of columns as wide as queries
     return tokens * a_token + rank_tokens(job) * (share + whole) + weights
-
-
-def saved_task_bytes(job: JobSpec) -> int:
-    """What a block saves of other ranks' tasks until the backward pass, if its attention is not recomputed."""
-    return sum(moved_tokens(job)) * attention_layer(job).remote_bytes if moved_as_latents(job) else 0
 
 
 # Upper bounds, in bytes, on the memory of a rank that sparse attention takes in addition to dense attention.

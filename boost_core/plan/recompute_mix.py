@@ -34,7 +34,6 @@ from boost_core.plan.machine import Machine, captures_steps
 from boost_core.plan.memory import (
     PipelineRank,
     RankMemory,
-    fullest_ranks,
     lacking,
     most_of,
     node_bytes,
@@ -85,7 +84,7 @@ class RecomputeMixes:
         self._layout, self._machine = layout, machine
         self._modes = legal_modes(job, machine)
         self._job = job.with_parallelism(recompute=self._modes[0])
-        ranks = fullest_ranks(self._job.at(layout), layout)
+        ranks = pipeline_ranks(self._job.at(layout), layout)
         self._memory = {
             mode: most_of([rank.keeping([((mode, size),) for size in rank.sizes]).memory() for rank in ranks])
             for mode in self._modes
@@ -217,7 +216,7 @@ class RankMix:
 
     def least_costly(self) -> LeastCostly:
         """Return the least costly mixes that fit."""
-        self._mix_on_device(self._costs, 0)
+        self._mix_on_device(0)
         on_device = self._best
         if _ON_HOST not in self._costs.modes or self._cheapest_with(1) >= self._least:
             return LeastCostly(on_device, on_device)
@@ -233,11 +232,24 @@ class RankMix:
         if not most:
             return LeastCostly(on_device, on_device)
         captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
-        self._mix_with_host(most)
+        # With each other mode, and perhaps one block of a third: the mix with the fewest blocks on the host.
+        costs = self._costs
+        for mode in costs.on_device:
+            if self._at_least(0, mode, _ON_HOST) >= self._least or self._fits({mode: self._blocks}):
+                break  # those that are costlier are not needed either
+            pair = self._fewest({}, mode, _ON_HOST, most)
+            if pair is None:
+                continue
+            self._consider(pair)
+            for third in costs.on_device:
+                if third != mode and costs.of_block[third] < costs.of_block[_ON_HOST]:
+                    mixed = {**pair, _ON_HOST: pair[_ON_HOST] - 1, third: 1}
+                    if pair[_ON_HOST] and self._fits(mixed):
+                        self._consider(mixed)
         if captured:
-            self._mix_on_device(self._costs, 1)  # enough to spare the memory of a graph
+            self._mix_on_device(1)  # enough to spare the memory of a graph
         if most < self._blocks:
-            self._mix_on_device(self._costs, most)
+            self._mix_on_device(most)
         counts: Counts | None = None if self._best is on_device else self._counts
         while counts is not None:  # one block after the other gets a cheaper mode, beginning with those that save most
             before, counts = counts, None
@@ -254,34 +266,13 @@ class RankMix:
                     break
         return LeastCostly(on_device, self._best)
 
-    def _mix_with_host(self, most: int) -> None:
-        """For each other mode, and perhaps one block of a third: consider the mix with the fewest blocks on the host.
-
-        Args:
-            most: Most blocks on the host.
-        """
-        costs = self._costs
-        for mode in costs.on_device:
-            if self._at_least(costs, 0, mode, _ON_HOST) >= self._least or self._fits({mode: self._blocks}):
-                break  # those that are costlier are not needed either
-            pair = self._fewest({}, mode, _ON_HOST, most)
-            if pair is None:
-                continue
-            self._consider(pair)
-            for third in costs.on_device:
-                if third != mode and costs.of_block[third] < costs.of_block[_ON_HOST]:
-                    mixed = {**pair, _ON_HOST: pair[_ON_HOST] - 1, third: 1}
-                    if pair[_ON_HOST] and self._fits(mixed):
-                        self._consider(mixed)
-
-    def _mix_on_device(self, costs: BlockCosts, on_host: int) -> None:
+    def _mix_on_device(self, on_host: int) -> None:
         """For each pair of modes, and perhaps one block of a third: consider the mix with the fewest of the costlier.
 
         Args:
-            costs: What blocks take.
             on_host: Blocks on the host besides.
         """
-        modes, blocks = costs.on_device, self._blocks - on_host
+        costs, modes, blocks = self._costs, self._costs.on_device, self._blocks - on_host
         fixed: Counts = {_ON_HOST: on_host} if on_host else {}
         if on_host and self._cheapest_with(on_host) >= self._least:
             return
@@ -290,16 +281,12 @@ class RankMix:
             self._consider({**fixed, modes[0]: blocks})
             return
         for cheaper, dearer in combinations(modes, 2):
-            if cheaper in fitting:
-                continue  # alone it costs less than with the other
-            if self._at_least(costs, on_host, cheaper, dearer) >= self._least:
-                continue
+            if cheaper in fitting or self._at_least(on_host, cheaper, dearer) >= self._least:
+                continue  # alone the cheaper costs less than with the other, or both cost more than the best
             pair = self._fewest(fixed, cheaper, dearer, blocks)
             if pair is not None:
                 self._consider(pair)
-            for third in modes:
-                if third in (cheaper, dearer):
-                    continue
+            for third in (mode for mode in modes if mode not in (cheaper, dearer)):
                 one: Counts = {**fixed, third: 1}
                 if pair is None:
                     mixed = self._fewest(one, cheaper, dearer, blocks - 1)
@@ -317,9 +304,9 @@ class RankMix:
         cheapest = costs.of_block[costs.on_device[0]]
         return on_host * costs.of_block[_ON_HOST] + (self._blocks - on_host) * cheapest
 
-    def _at_least(self, costs: BlockCosts, on_host: int, cheaper: RecomputeMode, dearer: RecomputeMode) -> float:
+    def _at_least(self, on_host: int, cheaper: RecomputeMode, dearer: RecomputeMode) -> float:
         """Lower bound on the seconds of a pair with one block of the dearer, and perhaps one of the cheapest mode."""
-        others = self._blocks - on_host - 2
+        costs, others = self._costs, self._blocks - on_host - 2
         pair = costs.of_block[dearer] + costs.of_block[costs.on_device[0]] + others * costs.of_block[cheaper]
         return pair + (on_host * costs.of_block[_ON_HOST] if on_host else 0.0)
 
@@ -400,31 +387,38 @@ class Cuts:
         self._costs = BlockCosts(self._step, modes)
         self._ranks: dict[tuple[int, Sequence[Stage] | Sequence[int]], _RankPlan] = {}
 
-    def first(self) -> CutPlan | None:
-        """Return the faster of the cuts from which ``best`` starts; ``None`` if neither fits."""
-        return self._plan(self._start)
-
     def best(self) -> CutPlan | None:
         """Return the best cut found by moving blocks; ``None`` if none fits."""
-        sizes = self._start
-        best, lacks = self._plan(sizes), self._lacks(sizes)
+        sizes = self.start
+        best, lacks = self.plan(sizes), self._lacks(sizes)
         while best is None:
             sizes = min(self._moves(sizes), key=lambda each: (self._lacks(each), each), default=sizes)
             if self._lacks(sizes) >= lacks:
                 return None
-            best, lacks = self._plan(sizes), self._lacks(sizes)
+            best, lacks = self.plan(sizes), self._lacks(sizes)
         while True:
-            estimates = {(self._estimate(best, sizes, each), each) for each in self._moves(sizes)}
+            # By the formula, assuming that the moved block is the costliest of both stages.
+            estimates = set[tuple[float, Sequence[int]]]()
+            for moved in self._moves(sizes):
+                counts = [dict(best.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
+                source = next(stage for stage, size in enumerate(sizes) if moved[stage] < size)
+                target = next(stage for stage, size in enumerate(sizes) if moved[stage] > size)
+                costliest = [max(counts[stage], key=self._costs.of_block.__getitem__) for stage in (source, target)]
+                counts[source][costliest[0]] -= 1
+                counts[target][costliest[1]] += 1
+                modes = in_one([StageModes(**count) for count in counts])
+                job = self._job.with_parallelism(pipeline_layers_per_stage=moved, recompute=modes)
+                estimates.add((self._step.keeping(job).parts().total, moved))
             likely = nsmallest(_SIMULATED, estimates)
-            simulated = [(plan.seconds, each, plan) for _, each in likely if (plan := self._plan(each))]
+            simulated = [(plan.seconds, each, plan) for _, each in likely if (plan := self.plan(each))]
             shortest = min(simulated, key=lambda each: each[:2], default=None)
             if shortest is None or shortest[0] >= best.seconds:
                 return best
             _, sizes, best = shortest
 
     @cached_property
-    def _start(self) -> Sequence[int]:
-        """The default cut, or the one with its larger stages last, whichever is faster.
+    def start(self) -> Sequence[int]:
+        """What ``best`` begins with: the default cut, or the one with its larger stages last, whichever is faster.
 
         The first ranks finish the step last and only then reduce their gradients. The last stage, which has the head,
         stays as it is.
@@ -432,7 +426,7 @@ class Cuts:
         job = self._job
         default = layers_per_stage(job.model, job.parallelism, job.training.sequence_length)
         late = *sorted(default[:-1]), default[-1]
-        return min((default, late), key=lambda sizes: plan.seconds if (plan := self._plan(sizes)) else inf)
+        return min((default, late), key=lambda sizes: plan.seconds if (plan := self.plan(sizes)) else inf)
 
     def _moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Cuts with one block moved from a stage of the limiting ranks to any other stage."""
@@ -444,23 +438,12 @@ class Cuts:
                     if sizes[source] > 1 and target != source:
                         yield tuple(size + (stage == target) - (stage == source) for stage, size in enumerate(sizes))
 
-    def _estimate(self, plan: CutPlan, sizes: Sequence[int], moved: Sequence[int]) -> float:
-        """Estimate a cut by the formula, assuming that the moved block is the costliest of both stages."""
-        counts = [dict(plan.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
-        source = next(stage for stage, size in enumerate(sizes) if moved[stage] < size)
-        target = next(stage for stage, size in enumerate(sizes) if moved[stage] > size)
-        costliest = [max(counts[stage], key=self._costs.of_block.__getitem__) for stage in (source, target)]
-        counts[source][costliest[0]] -= 1
-        counts[target][costliest[1]] += 1
-        modes = in_one([StageModes(**count) for count in counts])
-        job = self._job.with_parallelism(pipeline_layers_per_stage=tuple(moved), recompute=modes)
-        return self._step.keeping(job).parts().total
-
     def _lacks(self, sizes: Sequence[int]) -> float:
         """Bytes lacking on the ranks that do not fit."""
         return sum(cost for mixes, cost in self._rank_plans(sizes) if mixes is None)
 
-    def _plan(self, sizes: Sequence[int]) -> CutPlan | None:
+    def plan(self, sizes: Sequence[int]) -> CutPlan | None:
+        """Return a cut into stages of these sizes; ``None`` if it does not fit."""
         mixes = [each for each, _ in self._rank_plans(sizes) if each is not None]
         if len(mixes) < self._size:
             return None

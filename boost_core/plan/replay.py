@@ -41,11 +41,6 @@ class StageSeconds:
     weights: float
     send: float
 
-    @property
-    def whole_backward(self) -> float:
-        """Seconds of the backward pass with weight gradients."""
-        return self.backward + self.weights
-
 
 Stages = Sequence[Sequence[StageSeconds]]  # of each pipeline rank, in order
 
@@ -115,19 +110,17 @@ def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
     size = len(stages)
     if size == 1:
         (alone,) = stages[0]
-        return [micro_batches * (alone.forward + alone.whole_backward)]
+        return [micro_batches * (alone.forward + (alone.backward + alone.weights))]
     fewer = _ROUNDS * size + micro_batches % size
-    if micro_batches <= fewer + size:
-        return _played(stages, schedule, micro_batches)
-    rounds = (micro_batches - fewer) // size
-    first, second = (_played(stages, schedule, number) for number in (fewer, fewer + size))
-    return [before + (after - before) * rounds for before, after in zip(first, second, strict=True)]
-
-
-def _played(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    numbers = (micro_batches,) if micro_batches <= fewer + size else (fewer, fewer + size)
     if schedule == "1f1b":
-        return _play_one_stage([each for (each,) in stages], micro_batches)
-    return _play_two_stages(stages, schedule, micro_batches)
+        first, *others = (_play_one_stage([each for (each,) in stages], number) for number in numbers)
+    else:
+        first, *others = (_play_two_stages(stages, schedule, number) for number in numbers)
+    if not others:
+        return first
+    rounds = (micro_batches - fewer) // size
+    return [before + (after - before) * rounds for before, after in zip(first, others[0], strict=True)]
 
 
 def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[float]:
@@ -180,7 +173,7 @@ def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[
             return False
         stage, forward = stages[rank], listed[rank][number].kind == FORWARD
         begun = max(received, sent, free[rank][-1] if number else 0.0)
-        ended[rank].append(begun + (stage.forward if forward else stage.whole_backward))
+        ended[rank].append(begun + (stage.forward if forward else stage.backward + stage.weights))
         return True
 
     waiting = list(range(size))
@@ -199,7 +192,7 @@ def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[
     last = 2 * size - 1
     whole = schedule != "zero_bubble"
     seconds = [
-        [(each.forward, each.whole_backward if whole else each.backward, each.weights) for each in own]
+        [(each.forward, each.backward + each.weights if whole else each.backward, each.weights) for each in own]
         for own in stages
     ]
     sends = [stages[stage % size][stage // size].send for stage in range(2 * size)]
@@ -259,7 +252,7 @@ def at_least(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
         inputs = sum(each.forward + each.backward for each in own) + transfers
         weights = sum(each.weights for each in own)
         first = own[0]
-        back = after + first.send + (first.backward if late else first.whole_backward)
+        back = after + first.send + (first.backward if late else first.backward + first.weights)
         begins = ready[rank] - (stages[rank - 1][0].send if waits and rank else 0.0)  # with its first transfer
         whole = begins + micro_batches * (inputs + weights)
         after = max(begins + micro_batches * inputs if late else whole, back)

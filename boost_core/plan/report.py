@@ -9,52 +9,26 @@ report, about 6 % more.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import Field
 
-from boost_core.architecture import (
-    block_matrix_parameters,
-    block_modes,
-    cut,
-    layers_per_stage,
-    micro_batch_payloads,
-    miscounted,
-    model_flops_per_token,
-    parameter_count,
-    saved_latents,
-)
+from boost_core import architecture
+from boost_core.architecture import layers_per_stage, model_flops_per_token, parameter_count, saved_latents
 from boost_core.config.base import Config, Frozen, counted
 from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas, tokens_by_part
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
-from boost_core.config.parallelism import (
-    MOST_CONTEXT,
-    TRAITS,
-    Layout,
-    LayoutSizes,
-    ParallelismConfig,
-    cannot_send_latents,
-    divisors,
-)
+from boost_core.config.parallelism import MOST_CONTEXT, TRAITS, Layout, LayoutSizes, cannot_send_latents, divisors
 from boost_core.context.plan import Exchange, Figures
 from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, most_moved, sent_between_nodes, wire
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import (
-    SPARE,
-    Machine,
-    PredictedCommunication,
-    Work,
-    device_bytes,
-    kind_of_gpu,
-    machine_for,
-    machine_of,
-)
+from boost_core.plan.machine import SPARE, Machine, PredictedCommunication, Work, device_bytes, kind_of_gpu, machine_of
 from boost_core.plan.memory import GIB, host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.run_cost import CONDITIONS, LostNode, PlannedRun, RunConditions, planned_run
@@ -74,12 +48,12 @@ def at(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> JobSpec
     Args:
         spec: The job.
         layout: One of ``spec.layouts()``.
-        machine: What it runs on, whose corrections do not matter; by default what ``machine_for`` returns. Blocks keep
+        machine: What it runs on, whose corrections do not matter; by default what ``machine_of`` returns. Blocks keep
             tensors in the host's memory only if the machine has a known amount of it.
     """
     if spec.parallelism.recompute != "auto" and not spec.leaves_layouts:
         return spec.at(layout)
-    return spec.model_copy(update={"parallelism": _resolved(_Inputs.of(spec, layout, machine))[0]})
+    return spec.model_copy(update={"parallelism": _resolved(_Inputs.of(spec, layout, machine))[0].parallelism})
 
 
 def needed_bytes(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> int:
@@ -121,14 +95,14 @@ class _Inputs:
         kind, copies = kind_of_gpu(job.resources), job.fault_tolerance.memory_copy_every_steps is not None
         facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
         parts = job.model, job.parallelism, *planned_values(job), *facts
-        on = machine or machine_for(job.resources, job.training.precision)
         # Each job has corrections of its own, which say little about modes compared with each other.
-        return cls(parts, replace(on, fitted=None), job, layout, device * (1 - SPARE))
+        on = replace(machine or machine_of(job), fitted=None)
+        return cls(parts, on, job, layout, device * (1 - SPARE))
 
 
 @lru_cache(4096)  # shared by plans, admission and the scheduler
-def _resolved(inputs: _Inputs) -> tuple[ParallelismConfig, int]:
-    """Return what replaces what is left open, and the bytes that a rank then needs."""
+def _resolved(inputs: _Inputs) -> tuple[JobSpec, int]:
+    """Return the job with nothing left open, and the bytes that a rank then needs."""
     layout, machine = inputs.layout, inputs.machine
 
     def with_recompute(job: JobSpec) -> tuple[JobSpec, int]:
@@ -147,8 +121,8 @@ def _resolved(inputs: _Inputs) -> tuple[ParallelismConfig, int]:
     if needed > inputs.limit and job.leaves_layouts and knows_hosts and job.parallelism.optimizer_offload < 1:
         offloaded, less = with_recompute(inputs.job.with_parallelism(optimizer_offload=1.0))
         if less <= inputs.limit and not lacking(node_bytes(rank_memory(offloaded, layout), layout, machine), machine):
-            return offloaded.parallelism, less
-    return job.parallelism, needed
+            return offloaded, less
+    return job, needed
 
 
 def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:
@@ -162,7 +136,7 @@ def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) ->
     Args:
         spec: The job.
         layout: One of ``spec.layouts()``.
-        machine: What it runs on; by default what ``machine_for`` returns.
+        machine: What it runs on; by default what ``machine_of`` returns.
 
     Raises:
         ValueError: The layout's groups do not fit into the machine's network.
@@ -196,7 +170,7 @@ def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
 
 
 def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> Step:
-    machine = machine or machine_for(spec.resources, spec.training.precision)
+    machine = machine or machine_of(spec)
     return Step(at(spec, layout, machine), layout, machine)
 
 
@@ -212,10 +186,9 @@ def nothing_fits(spec: JobSpec, machine: Machine | None = None) -> str | None:
         spec: The job.
         machine: What it runs on; the memory of its nodes' hosts is checked if known. By default it is not checked.
     """
-    if isinstance(spec.parallelism.recompute, tuple):
-        for job in map(spec.at, spec.layouts()):
-            if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
-                return problem
+    for job in map(spec.at, spec.layouts()):
+        if problem := architecture.miscounted(job.model, job.parallelism, job.training.sequence_length):
+            return problem
     if machine is not None:
         largest = max(spec.layouts(), key=lambda layout: layout.world_size)
         try:
@@ -269,19 +242,21 @@ def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Ma
     layout = min(needed, key=lambda layout: (needed[layout], layout))
     return (
         f"no layout fits the nodes: {layout} needs the least, {needed[layout] / GIB:.1f} GiB per node for "
-        f"{host_contents(spec)}, and "
-        f"{lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
+        f"{host_contents(spec)}, and {lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
     )
+
+
+def legal_at(spec: JobSpec, layout: Layout, accepted: bool = False) -> bool:
+    """Whether a job could have a layout, whether or not it allows it; ``accepted`` as for ``layout_problems``."""
+    parallelism, on_gpu = spec.parallelism.at(layout), spec.resources.gpus_per_worker
+    return not layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu, accepted)
 
 
 def smaller_batches(spec: JobSpec, layout: Layout) -> list[JobSpec]:
     """Return the job with each smaller size of micro-batches that its layout allows, the largest first."""
     changed = ({"micro_batch_size": size} for size in divisors(spec.training.micro_batch_size)[-2::-1])
     jobs = [spec.model_copy(update={"training": spec.training.model_copy(update=each)}) for each in changed]
-    parallelism, on_gpu = spec.parallelism.at(layout), spec.resources.gpus_per_worker
-    return [
-        job for job in jobs if not layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu, True)
-    ]
+    return [job for job in jobs if legal_at(job, layout, accepted=True)]
 
 
 def device_remedies(spec: JobSpec, layout: Layout) -> list[str]:
@@ -306,23 +281,16 @@ def device_remedies(spec: JobSpec, layout: Layout) -> list[str]:
     return remedies
 
 
-def fastest(
-    spec: JobSpec, layouts: Iterable[Layout], seconds: Callable[[Layout], float] | None = None
-) -> Layout | None:
-    """Return the best of some layouts of a job by the order of ``resolve.best``; ``None`` if there are none.
+def fastest(spec: JobSpec, layouts: Iterable[Layout], seconds: Callable[[Layout], float]) -> Layout | None:
+    """Return the fastest of some layouts; ties go to fewest ranks, then to the job's own; ``None`` if there are none.
 
     Args:
         spec: The job.
         layouts: The layouts.
-        seconds: Step time of a layout; predicted here by default.
+        seconds: Step time of a layout.
     """
     own = Layout.of(spec.parallelism).per_replica
-    predicted = seconds or partial(step_seconds, spec)
-    return min(
-        layouts,
-        key=lambda layout: (predicted(layout), layout.world_size, layout.per_replica != own, layout),
-        default=None,
-    )
+    return min(layouts, key=lambda each: (seconds(each), each.world_size, each.per_replica != own, each), default=None)
 
 
 # The plan of a job.
@@ -402,36 +370,30 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     counts = (most_moved(tokens // planner.chunk) for tokens in tokens_by_part(job))
     moved_chunks = sum(counts) if planner.moves_tasks else 0
 
-    sizes = []  # this one, and half and twice the size, with twice and half the replicas where possible
-    needs = []
+    sizes, texts = [], []  # of this one, and half and twice the size, with twice and half the replicas where possible
     others = ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1)))
+    device = device_bytes(spec.resources, machine)
     for each in (layout, *(replace(layout, cp=size, dp=replicas) for size, replicas in others)):
-        parallelism, on_gpu = spec.parallelism.at(each), spec.resources.gpus_per_worker
-        if each != layout and (
-            layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
-            or each.cp > MOST_CONTEXT
-            or each.world_size > machine.cluster.size
-        ):
+        possible = legal_at(spec, each) and each.cp <= MOST_CONTEXT and each.world_size <= machine.cluster.size
+        if each != layout and not possible:
             continue
-        needed, device = rank_memory(at(spec, each, machine), each).total, device_bytes(spec.resources, machine)
-        fits, seconds = None if device is None else needed <= device, step_seconds(spec, each, machine)
+        needed, seconds = rank_memory(at(spec, each, machine), each).total, step_seconds(spec, each, machine)
+        fits = None if device is None else needed <= device
         sizes.append(
             PlannedSize(
                 context_parallel_size=each.cp, world_size=each.world_size, memory_bytes=needed, fits_device=fits,
                 step_seconds=seconds,
             )
         )  # fmt: skip
+        gives = f"gives each rank {length // layout.cp:,} tokens of a sequence:" if each == layout else "would take"
         lacks = ", more than it has" if fits is False else ""
-        needs.append(
-            f"{needed / GIB:.1f} GiB per rank{lacks}, and {rounded(seconds)} s per step on {each.world_size:,} ranks"
+        texts.append(
+            f"cp {each.cp} {gives} {needed / GIB:.1f} GiB per rank{lacks}, and {rounded(seconds)} s per step on "
+            f"{each.world_size:,} ranks"
         )
-    text = f"cp {layout.cp} gives each rank {length // layout.cp:,} tokens of a sequence: {needs[0]}"
-    would = (
-        f"cp {size.context_parallel_size} would take {need}" for size, need in zip(sizes[1:], needs[1:], strict=True)
-    )
-    why = ["; ".join([text, *would])]
+    why = ["; ".join(texts)]
 
-    chunk_sizes, costs = [], []
+    chunk_sizes, texts = [], []
     of_layouts = len({(each.tp, each.cp) for each in spec.layouts() if each.cp > 1}) or 1  # each partitions differently
     most = _MOST_CHUNKS // of_layouts
     if length // planner.chunk <= most:
@@ -440,18 +402,16 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             if length % (size * planner.ranks) == 0 and length // size <= most:
                 cost = _of_one_document(replace(planner, chunk=size), length)
                 chunk_sizes.append(PlannedChunk(chunk_tokens=size, seconds=cost.seconds, imbalance=cost.imbalance))
+                with_it = f"with chunks of {size:,} " if texts else ""
                 imbalance = f"{cost.imbalance:.2f} times the mean on the most loaded rank"
-                costs.append(f"{rounded(1000 * cost.seconds)} ms, {imbalance}")
+                texts.append(f"{with_it}{rounded(1000 * cost.seconds)} ms, {imbalance}")
     text = f"chunks have {planner.chunk:,} tokens, and their keys arrive in {STAGES} stages"
     if planner.sparse_from is not None:
         text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
-    if costs:
+    if texts:
         alone = "" if planner.sparse_from is None else ", without transfers,"
-        text += f": one document's attention takes a layer{alone} {costs[0]}"
-    would = (
-        f"with chunks of {size.chunk_tokens:,} {cost}" for size, cost in zip(chunk_sizes[1:], costs[1:], strict=True)
-    )
-    why.append("; ".join([text, *would]))
+        text += f": one document's attention takes a layer{alone} {'; '.join(texts)}"
+    why.append(text)
 
     exchanges, text = _exchanges(job, layout, planner, machine)
     why.append(text)
@@ -492,7 +452,10 @@ def _exchanges(
     apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
     chosen: Exchange = sent_between_nodes(job, cluster) if apart or context.exchange != "auto" else "keys"
     kinds: tuple[Exchange, ...] = ("keys", "latents")
-    exchanges, costs = [], []
+    where = "everywhere" if planner.node_ranks == 1 or chosen == "keys" else "between nodes"
+    requested = ", as the job requests" if context.exchange != "auto" else ""
+    at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
+    exchanges, texts = [], []
     for exchange in (chosen, *(other for other in kinds if other != chosen and (able or other == "keys"))):
         requesting = job.with_parallelism(context=context.model_copy(update={"exchange": exchange}))
         sent = wire(job if exchange == chosen else requesting, cluster, row, exchange)
@@ -504,13 +467,10 @@ def _exchanges(
         )
         over = " and ".join(f"{rounded(link.bytes / GIB)} GiB over the {link.level}" for link in links)
         keys = f", plus {rounded(1000 * computing)} ms to compute keys" if computing else ""
-        costs.append(f"{over} in {rounded(1000 * sent.seconds)} ms{keys}")
-    where = "everywhere" if planner.node_ranks == 1 or chosen == "keys" else "between nodes"
-    requested = ", as the job requests" if context.exchange != "auto" else ""
-    at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
-    text = f"{chosen} are sent {where}{requested}: a layer's forward pass takes {costs[0]}{at_most}"
-    others = zip(exchanges[1:], costs[1:], strict=True)
-    return tuple(exchanges), "; ".join([text, *(f"{other.exchange} would take {cost}" for other, cost in others)])
+        cost = f"{over} in {rounded(1000 * sent.seconds)} ms{keys}"
+        first = f"{chosen} are sent {where}{requested}: a layer's forward pass takes {cost}{at_most}"
+        texts.append(first if exchange == chosen else f"{exchange} would take {cost}")
+    return tuple(exchanges), "; ".join(texts)
 
 
 class Memory(Config):
@@ -564,12 +524,13 @@ class PlannedStep(Frozen):
     step_seconds_range: tuple[float, float] = Field(description="Range expected to contain 80 % of step times.")
 
 
+RESOLVED_RECOMPUTE = "The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
+
+
 class PlannedShape(PlannedRun, LayoutSizes, PlannedStep):
     """The job in one layout."""
 
-    recompute: str = Field(
-        description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
-    )
+    recompute: str = Field(description=RESOLVED_RECOMPUTE)
     optimizer_offload: float = Field(0, description="The resulting parallelism.optimizer_offload.")
     layers_per_stage: tuple[int, ...] = Field((), description="Number of blocks in each pipeline stage.")
     memory: Memory
@@ -681,37 +642,32 @@ def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunCondition
     machine = machine or machine_of(spec)
     jobs = {layout: at(spec, layout, machine) for layout in spec.layouts()}
     for job in jobs.values():
-        if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
+        if problem := architecture.miscounted(job.model, job.parallelism, job.training.sequence_length):
             raise ValueError(problem)
-    parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
-    layouts = list(parts)
-    planned = tuple(
-        _planned_shape(job, layout, parts[layout], machine, conditions, context_report(spec, layout, machine))
+    parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}  # refuses misfits by all ranks
+    shapes = {
+        layout: _planned_shape(job, layout, parts[layout], machine, conditions, context_report(spec, layout, machine))
         for layout, job in jobs.items()
-    )
-    fitting = [
-        layout
-        for layout, each in zip(layouts, planned, strict=True)
-        if each.fits_device is not False and each.fits_host is not False
-    ]
+    }
+    fitting = [layout for layout, each in shapes.items() if False not in (each.fits_device, each.fits_host)]
     # A master, its gradient and its moments in fp32; the weights are separate from the masters if rounded. Muon's
     # factors have one moment.
     parameters, precise, rounded = parameter_count(spec.model), BYTES["fp32"], BYTES[spec.training.precision]
     bytes_per_parameter = 4 * precise + (rounded if rounded < precise else 0)
     if spec.optimizer.muon is not None:
-        factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
+        factors = spec.model.num_hidden_layers * architecture.block_matrix_parameters(spec.model)
         bytes_per_parameter = round(bytes_per_parameter - precise * factors / parameters)
-    best = fastest(spec, fitting, lambda layout: parts[layout].total)
+    best = fastest(spec, fitting, lambda layout: shapes[layout].step_seconds)
     return Plan(
         parameters=parameters,
         trainable_bytes_per_parameter=bytes_per_parameter,
         flops_per_token=model_flops_per_token(spec.model, spec.training.sequence_length, spec.training.attended_share),
         tokens_per_step=spec.training.global_batch_size * spec.training.sequence_length,
-        shapes=planned,
-        fastest=None if best is None else layouts.index(best),
+        shapes=tuple(shapes.values()),
+        fastest=None if best is None else list(shapes).index(best),
         published=published_run(spec),
         provenance=machine.provenance,
-        notes=tuple(_notes(spec, machine, jobs, planned)),
+        notes=tuple(_notes(spec, machine, jobs, shapes)),
     )
 
 
@@ -738,10 +694,10 @@ def _planned_shape(
     # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
     model, parallelism = spec.model, spec.parallelism
     exchanged = [[0, 0, 0] for _ in range(layout.pp)]  # collectives, elements, latents
-    for stage in cut(model, parallelism, spec.training.sequence_length) if layout.tp > 1 else ():
-        sums, modes = exchanged[stage.index % layout.pp], block_modes(parallelism, stage)
+    for stage in architecture.cut(model, parallelism, spec.training.sequence_length) if layout.tp > 1 else ():
+        sums, modes = exchanged[stage.index % layout.pp], architecture.block_modes(parallelism, stage)
         for mode, blocks in Counter(modes.values()).items():
-            payloads = micro_batch_payloads(model, parallelism, mode)
+            payloads = architecture.micro_batch_payloads(model, parallelism, mode)
             sums[0] += blocks * len(payloads)
             sums[1] += blocks * sum(payload.passed(layout.tp) for payload in payloads)
         for layer, mode in modes.items():
@@ -753,20 +709,14 @@ def _planned_shape(
         recompute=spec.parallelism.recompute_text,
         optimizer_offload=spec.parallelism.optimizer_offload,
         layers_per_stage=layers_per_stage(spec.model, spec.parallelism, spec.training.sequence_length),
-        world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,
         fits_device=None if device is None else memory.total <= device,
-        node_host_bytes=of_host,
         node_memory_bytes=host,
         fits_host=None if host is None else not lacking(of_host, machine),
         offload_seconds=offload_seconds(spec, layout, machine),
-        step_seconds=seconds.total,
-        step_seconds_range=machine.range_of(spec, seconds.total, seconds.communication),
         observed_jobs=machine.correction(spec).jobs,
-        step_parts=StepParts(**asdict(seconds)),
-        tokens_per_second=spec.training.global_batch_size * spec.training.sequence_length / seconds.total,
-        **dict(planned_run(spec, layout, seconds, memory, machine, conditions, without_a_node)),
+        **step_and_run(spec, layout, seconds, of_host, memory.copies, machine, conditions),
         communication=Communication(
             all_reduces=all_reduces, elements_per_token=elements, gathered_elements_per_token=latents // layout.tp
         ),
@@ -774,30 +724,50 @@ def _planned_shape(
     )
 
 
+def step_and_run(
+    job: JobSpec, layout: Layout, seconds: StepSeconds, of_host: int, copies: int, machine: Machine,
+    conditions: RunConditions,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what plans and searches report alike: fields of ``PlannedStep`` and of ``PlannedRun``, and the parts.
+
+    Args:
+        job: The job in its layout, with nothing left open.
+        layout: The layout.
+        seconds: Its step.
+        of_host: Bytes of host memory that a node's ranks need.
+        copies: As in ``RankMemory``.
+        machine: What it runs on.
+        conditions: Prices, failures and the checkpoints' store.
+    """
+    return {
+        **dict(planned_run(job, layout, seconds, copies, machine, conditions, without_a_node)),
+        "world_size": layout.world_size,
+        "node_host_bytes": of_host,
+        "step_seconds": seconds.total,
+        "step_seconds_range": machine.range_of(job, seconds.total, seconds.communication),
+        "step_parts": StepParts(**asdict(seconds)),
+        "tokens_per_second": job.training.global_batch_size * job.training.sequence_length / seconds.total,
+    }
+
+
 def without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
     """Return how a job whose step takes ``step`` seconds goes on after it has lost a node, if any layout is left."""
     size, count = layout.units(job.resources.placement)  # which lie on nodes as a whole
     left = size * (count - max(1, machine.cluster.levels[0].fan_out // size))
     most = left // layout.per_replica.world_size
-    for replicas in reversed(numbers_of_replicas(job.training, 1, most)):
-        smaller = replace(layout, dp=replicas)
-        parallelism, on_gpu = job.parallelism.at(smaller), job.resources.gpus_per_worker
-        if layout_problems(job.model, parallelism, job.training, job.optimizer, on_gpu):
-            continue
-        device = device_bytes(job.resources, machine)
-        if device is not None and needed_bytes(job, smaller, machine) > device:
-            return None  # fewer replicas share the optimizer's state among fewer ranks
-        return LostNode(world_size=smaller.world_size, share=step / step_seconds(job, smaller, machine))
-    return None
+    layouts = (replace(layout, dp=replicas) for replicas in reversed(numbers_of_replicas(job.training, 1, most)))
+    largest = next((each for each in layouts if legal_at(job, each)), None)
+    device = device_bytes(job.resources, machine)
+    if largest is None or (device is not None and needed_bytes(job, largest, machine) > device):
+        return None  # even fewer replicas would share the optimizer's state among fewer ranks
+    return LostNode(world_size=largest.world_size, share=step / step_seconds(job, largest, machine))
 
 
 def network_in_words(machine: Machine) -> str:
     """Say how a machine's ranks are joined, and by which figures."""
-    links = []
-    for level, outermost in zip(
-        machine.cluster.levels, [*[False] * (len(machine.cluster.levels) - 1), True], strict=True
-    ):
-        joined = f"the {level.name}" if outermost else f"{level.fan_out:,} in a {level.name}"
+    links, outermost = [], machine.cluster.levels[-1]
+    for level in machine.cluster.levels:
+        joined = f"the {level.name}" if level is outermost else f"{level.fan_out:,} in a {level.name}"
         source = level.link.description.partition(";")[0]
         links.append(f"{joined} at {rounded(level.link.bytes_per_second / 1e9)} GB/s a rank ({source})")
     return f"network: {', '.join(links)}"
@@ -836,7 +806,7 @@ _ACCESS_BYTES = 16  # of a thread at once; also what cuBLAS's kernels for tensor
 
 
 def _notes(
-    spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], planned: Sequence[PlannedShape]
+    spec: JobSpec, machine: Machine, jobs: Mapping[Layout, JobSpec], shapes: Mapping[Layout, PlannedShape]
 ) -> Iterator[str]:
     """Notes for people."""
     yield "times are estimates for comparing layouts; a running job shows its measured times beside them"
@@ -854,7 +824,7 @@ def _notes(
     if on_gpu and device is None:
         yield unknown_memory(spec.resources)
     if device is not None:
-        needed = {layout: each.memory.total for layout, each in zip(jobs, planned, strict=True)}
+        needed = {layout: each.memory.total for layout, each in shapes.items()}
         too_many = sum(total > device for total in needed.values())
         if too_many == len(needed):
             yield too_large(spec, needed, device)
@@ -862,8 +832,7 @@ def _notes(
             yield f"{too_many} of {len(needed)} layouts need more memory than a GPU has"
 
     # What the layout that needs most keeps in the host's memory, what that costs, and whether it fits.
-    most = max(planned, key=lambda each: each.node_host_bytes)
-    layout = Layout.of(most)
+    layout, most = max(shapes.items(), key=lambda each: each[1].node_host_bytes)
     if most.memory.host > 0:
         yield (
             f"{layout}: the host's memory holds {most.memory.host / GIB:.1f} GiB of each rank's state and activations, "
@@ -871,31 +840,31 @@ def _notes(
         )
     if not on_gpu:
         return
-    quickest = min(planned, key=lambda each: each.step_seconds)
-    exact = Step(jobs[Layout.of(quickest)], Layout.of(quickest), machine).exact_seconds
-    large = exact > _LARGE_SHARE * quickest.step_seconds
+    quickest = min(shapes, key=lambda each: shapes[each].step_seconds)
+    seconds = shapes[quickest].step_seconds
+    exact = Step(jobs[quickest], quickest, machine).exact_seconds
+    large = exact > _LARGE_SHARE * seconds
     if large and spec.optimizer.loro is None:
         yield (
-            f"{Layout.of(quickest)}: Muon takes at least {rounded(exact, 2)} s of each step in fp64, which is "
-            f"{exact / quickest.step_seconds:.0%}: use larger batches, or GPUs that are faster in fp64"
+            f"{quickest}: Muon takes at least {rounded(exact, 2)} s of each step in fp64, which is "
+            f"{exact / seconds:.0%}: use larger batches, or GPUs that are faster in fp64"
         )
     elif large and spec.optimizer.loro is not None:
         every = spec.optimizer.loro.exact_every_steps
         yield (
-            f"{Layout.of(quickest)}: an exact step of LORO takes at least {rounded(every * exact, 2)} s in fp64, which "
-            f"is {exact / quickest.step_seconds:.0%} of all training time or more: raise "
-            f"optimizer.loro.exact_every_steps={every}, or use GPUs that are faster in fp64"
+            f"{quickest}: an exact step of LORO takes at least {rounded(every * exact, 2)} s in fp64, which is "
+            f"{exact / seconds:.0%} of all training time or more: raise optimizer.loro.exact_every_steps={every}, or "
+            "use GPUs that are faster in fp64"
         )
     if not spec.parallelism.split_micro_batch:
         changed = spec.model_dump(mode="json")
         changed["parallelism"]["split_micro_batch"] = True
         with suppress(ValueError):  # where it is not legal
-            saved = quickest.step_seconds - step_seconds(JobSpec.model_validate(changed), Layout.of(quickest), machine)
-            if saved > _LARGE_SHARE * quickest.step_seconds:
+            saved = seconds - step_seconds(JobSpec.model_validate(changed), quickest, machine)
+            if saved > _LARGE_SHARE * seconds:
                 yield (
-                    f"parallelism.split_micro_batch=true would take {saved / quickest.step_seconds:.0%} off a step of "
-                    f"{Layout.of(quickest)}, by the same "
-                    "estimate; it is off by default, as losses then round differently"
+                    f"parallelism.split_micro_batch=true would take {saved / seconds:.0%} off a step of {quickest}, by "
+                    "the same estimate; it is off by default, as losses then round differently"
                 )
     # Rows of matrices begin at multiples of what a thread reads at once, or it reads one element at a time, and
     # matrix products have slower kernels.
@@ -910,12 +879,12 @@ def _notes(
                 f"products and all that reads them slower; the nearest size without that is {nearest}"
             )
     needs = f"{most.node_host_bytes / GIB:.1f} GiB of host memory for {host_contents(jobs[layout])}"
-    too_many = sum(each.fits_host is False for each in planned)
+    too_many = sum(each.fits_host is False for each in shapes.values())
     if most.node_memory_bytes is None:
         yield f"{layout}: a node needs {needs}; the memory of the nodes is unknown and not checked"
     elif too_many:
         yield (
-            f"{too_many} of {len(planned)} layouts need more host memory than a node has, "
+            f"{too_many} of {len(shapes)} layouts need more host memory than a node has, "
             f"{most.node_memory_bytes / GIB:.1f} GiB; {layout} needs the most, {needs}; "
             f"{', '.join(host_remedies(jobs[layout], layout))}"
         )

@@ -11,27 +11,21 @@ depend on the layout that the scheduler takes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from math import inf
 
 from pydantic import Field
 
 from boost_core.config.base import Config
-from boost_core.config.job import JobSpec, layout_problems, numbers_of_replicas
+from boost_core.config.job import JobSpec, numbers_of_replicas
 from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout, LayoutSizes
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
-from boost_core.plan.machine import NODE_GPUS, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unfit_gpu
+from boost_core.plan import report
+from boost_core.plan.machine import NODE_GPUS, NODE_HOST, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unfit_gpu
 from boost_core.plan.memory import GIB, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import legal_modes
-from boost_core.plan.report import (
-    PlannedStep,
-    at,
-    device_remedies,
-    fastest,
-    needed_bytes,
-    smaller_batches,
-    too_large_for_hosts,
-)
+from boost_core.plan.report import device_remedies, smaller_batches
 from boost_core.plan.search import Choice, because_of_hosts, largest_part, longer
 from boost_core.plan.throughput import Step
 from boost_core.terminal import rounded
@@ -52,27 +46,22 @@ def out_of_memory(spec: JobSpec, requested: int, allocated: int, reserved: int, 
     planned = rank_memory(spec, layout).total
     # A plan that was too low is too low for the alternatives, too.
     limit, factor = free + reserved, max(1.0, (allocated + requested) / planned)
-    smaller = {
-        f"training.micro_batch_size={job.training.micro_batch_size}": job for job in smaller_batches(spec, layout)
-    }
-    leaner = {
-        f"parallelism.recompute={mode}": spec.with_parallelism(recompute=mode)
-        for mode in legal_modes(spec, NOMINAL.machine(spec))
-    }
+    batches, modes = smaller_batches(spec, layout), legal_modes(spec, NOMINAL.machine(spec))
+    smaller = {f"training.micro_batch_size={job.training.micro_batch_size}": job for job in batches}
+    leaner = {f"parallelism.recompute={mode}": spec.with_parallelism(recompute=mode) for mode in modes}
     fitting = []
     for changes in (smaller, leaner):  # those that save least come first
-        needed = {change: factor * rank_memory(job, layout).total for change, job in changes.items()}
-        fitting += [
-            f"{change} ({bytes_ / GIB:.1f} GiB)"
-            for change, bytes_ in needed.items()
-            if bytes_ <= limit and bytes_ < factor * planned
-        ][:1]
+        for change, job in changes.items():
+            needed = factor * rank_memory(job, layout).total
+            if needed <= limit and needed < factor * planned:
+                fitting.append(f"{change} ({needed / GIB:.1f} GiB)")
+                break
+    advice = f"By the plan, {' or '.join(fitting)} would fit" if fitting else ", ".join(device_remedies(spec, layout))
     return (
         f"out of GPU memory: {requested / GIB:.2f} GiB were requested. Planned were {planned / GIB:.1f} GiB for the "
         f"fullest rank; torch had allocated {allocated / GIB:.1f} GiB and reserved {reserved / GIB:.1f} GiB of "
         f"{total / GIB:.1f} GiB, {free / GIB:.1f} GiB were free, and other processes and libraries had "
-        f"{max(0, total - free - reserved) / GIB:.1f} GiB. "
-        + (f"By the plan, {' or '.join(fitting)} would fit" if fitting else ", ".join(device_remedies(spec, layout)))
+        f"{max(0, total - free - reserved) / GIB:.1f} GiB. {advice}"
     )
 
 
@@ -123,30 +112,9 @@ def own_slots(layout: Layout, placement: str = "PACK") -> list[int]:
     return [size] * count
 
 
-def legal(spec: JobSpec, slots: Sequence[int]) -> list[Layout]:
-    """Return all layouts that a job allows and that fit, fewest ranks first."""
-    return [layout for layout in spec.layouts() if fits(layout, slots, spec.resources.placement)]
-
-
-def best(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None = None) -> Layout | None:
-    """Return the layout with the highest predicted throughput; ties go to fewest ranks, then to the job's own layout.
-
-    Args:
-        spec: The job.
-        slots: Ranks that each node can take.
-        allowed: The layouts to choose from; by default all that the job allows.
-
-    Returns:
-        ``None`` if none fits.
-    """
-    choice = spec.layouts() if allowed is None else allowed
-    return fastest(spec, (layout for layout in choice if fits(layout, slots, spec.resources.placement)))
-
-
-def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None = None) -> str:
+def why_not(spec: JobSpec, slots: Sequence[int], layouts: Iterable[Layout]) -> str:
     """Explain why none of a job's layouts fits, by what the one that needs least of a single node lacks."""
     placement = spec.resources.placement
-    layouts = list(spec.layouts() if allowed is None else allowed)
     layout = min(layouts, key=lambda layout: (layout.units(placement)[0], layout.world_size))
     size, count = layout.units(placement)
     ranks, largest = "GPUs" if spec.resources.gpus_per_worker else "workers", max(slots, default=0)
@@ -172,13 +140,11 @@ class NothingFits(ValueError):
     """No layout within the job's range of GPUs is legal and fits."""
 
 
-class ChosenLayout(LayoutSizes, PlannedStep):
+class ChosenLayout(LayoutSizes, report.PlannedStep):
     """One of the layouts chosen for a job."""
 
     layout: str = Field(description="The layout in words, for example tp 2 × pp 1 × dp 4.")
-    recompute: str = Field(
-        description="The resulting parallelism.recompute: a mode, or the number of blocks in each mode per stage."
-    )
+    recompute: str = Field(description=report.RESOLVED_RECOMPUTE)
     optimizer_offload: float = Field(
         0, description="The resulting parallelism.optimizer_offload: 1 where the layout fits in no other way."
     )
@@ -194,9 +160,7 @@ class ChosenLayouts(Config):
     layouts: tuple[ChosenLayout, ...] = Field(description="The chosen layouts, fewest ranks first.")
     timed: int = Field(description="Number of legal layouts that were timed.")
     device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null on CPUs.")
-    node_memory_bytes: int | None = Field(
-        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
-    )
+    node_memory_bytes: int | None = Field(None, description=NODE_HOST)
     provenance: Provenance = Field("assumed", description=PROVENANCE)
 
     @property
@@ -227,11 +191,9 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
             f"{', '.join(DEVICE_BYTES)}, or list layouts"
         )
 
-    legal: list[Layout] = []
-    for layout in _layouts_in_range(spec, gpus, machine):
-        legal.append(layout)
-        if len(legal) > MOST_TIMED:
-            raise ValueError(f"{gpus.min} to {gpus.max} GPUs allow more than {MOST_TIMED:,} layouts; narrow the range")
+    legal = list(islice(_layouts_in_range(spec, gpus, machine), MOST_TIMED + 1))
+    if len(legal) > MOST_TIMED:
+        raise ValueError(f"{gpus.min} to {gpus.max} GPUs allow more than {MOST_TIMED:,} layouts; narrow the range")
     if not legal:
         training, model = spec.training, spec.model
         numbers = numbers_of_replicas(training, 1, training.global_batch_size)
@@ -245,7 +207,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
 
     timed = []
     for layout in legal:
-        job = at(spec, layout, machine)
+        job = report.at(spec, layout, machine)
         memory, step = rank_memory(job, layout), Step(job, layout, machine)
         host = node_bytes(memory, layout, machine)
         timed.append(Choice(job, step.parts(), memory.total, host, step.host_copies))
@@ -254,13 +216,14 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     fitting = sorted((choice for choice in on_gpu if not lacking(choice.host, machine)), key=_speed_order)
     if device is not None and not on_gpu:
         least = min(timed, key=lambda choice: (choice.needed, choice.layout))
+        remedies = device_remedies(spec, least.layout)
         raise NothingFits(
             f"no layout of {gpus.min} to {gpus.max} GPUs fits: {least.layout} needs the least, "
             f"{least.needed / GIB:.1f} GiB, {(least.needed - limit) / GIB:.1f} GiB more than a GPU of "
-            f"{device / GIB:.1f} GiB has ({SPARE:.0%} is kept free); {', '.join(device_remedies(spec, least.layout))}"
+            f"{device / GIB:.1f} GiB has ({SPARE:.0%} is kept free); {', '.join(remedies)}"
         )
     if not fitting:
-        raise NothingFits(too_large_for_hosts(spec, {each.layout: each.host for each in on_gpu}, machine))
+        raise NothingFits(report.too_large_for_hosts(spec, {each.layout: each.host for each in on_gpu}, machine))
     unfit = [choice for choice in timed if choice.needed > limit or lacking(choice.host, machine)]
 
     return ChosenLayouts(
@@ -300,10 +263,7 @@ def _layouts_in_range(spec: JobSpec, gpus: GpuRange, machine: Machine) -> Iterat
             for replicas in numbers:
                 layout = Layout(tensor, pipeline, replicas)
                 whole = layout.units(spec.resources.placement)[0] <= node
-                if not whole or not gpus.min <= layout.world_size <= gpus.max:
-                    continue
-                parallelism, on_gpu = spec.parallelism.at(layout), spec.resources.gpus_per_worker
-                if not layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu):
+                if whole and gpus.min <= layout.world_size <= gpus.max and report.legal_at(spec, layout):
                     yield layout
 
 
@@ -344,7 +304,7 @@ def _reasons(
         else:
             yield f"the next best with no more GPUs, {other.layout}, takes {longer(other, choice)}"
     if choice.job.parallelism.optimizer_offload > spec.parallelism.optimizer_offload:
-        lacks = needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
+        lacks = report.needed_bytes(spec.model_copy(update={"elasticity": None}), layout, machine) - limit
         yield (
             f"the optimizer's state is in the host's memory, which takes {rounded(choice.copies.state)} s of the bus; "
             f"without that it lacks {lacks / GIB:.1f} GiB per GPU"

@@ -21,6 +21,7 @@ copy are repeated.
 
 from collections.abc import Callable, Iterator
 from math import ceil, exp, expm1, inf, sqrt
+from typing import Annotated
 
 from pydantic import Field
 
@@ -30,7 +31,7 @@ from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import Layout
 from boost_core.hardware import BYTES
 from boost_core.plan.machine import Machine, energy_of
-from boost_core.plan.memory import RankMemory, state_copies
+from boost_core.plan.memory import state_copies
 from boost_core.plan.throughput import StepSeconds
 from boost_core.terminal import duration_in_words, rounded, size_in_words
 
@@ -47,17 +48,13 @@ class RunConditions(Config):
     """What a run's price, checkpoints and failures are planned with."""
 
     gpu_hour_price: float | None = Field(None, ge=0, le=1e6, description="Price of a GPU-hour, in any currency.")
-    mtbf_hours: float | None = Field(
+    mtbf_hours: Annotated[float, Field(ge=1e-3, le=1e12)] | None = Field(
         None,
-        ge=1e-3,
-        le=1e12,
         description="Mean hours between failures of one GPU that interrupt the job, or of one rank without GPUs; "
         f"default: {GPU_MTBF_HOURS:,.0f} of a GPU, as in Llama 3's training, and unknown without GPUs.",
     )
-    store_gigabytes_per_second: float | None = Field(
+    store_gigabytes_per_second: Annotated[float, Field(ge=1e-3, le=1e6)] | None = Field(
         None,
-        ge=1e-3,
-        le=1e6,
         description="Rate at which all ranks together write a checkpoint to the store. Default: the service's "
         "measurement of an earlier checkpoint of the tenant in this store; otherwise "
         f"{8 * GPU_STORE_BYTES_PER_SECOND / 1e9:.2g} per node, the share of Llama 3's file system.",
@@ -137,7 +134,7 @@ def checkpoint_bytes(spec: JobSpec) -> int:
 
 
 def planned_run(
-    job: JobSpec, layout: Layout, seconds: StepSeconds, memory: RankMemory, machine: Machine, conditions: RunConditions,
+    job: JobSpec, layout: Layout, seconds: StepSeconds, copies: int, machine: Machine, conditions: RunConditions,
     without_a_node: Callable[[JobSpec, Layout, float, Machine], LostNode | None],
 ) -> PlannedRun:  # fmt: skip
     """Plan what all steps take.
@@ -146,7 +143,7 @@ def planned_run(
         job: The job in its layout, with nothing left open (``report.at``).
         layout: The layout.
         seconds: Its step.
-        memory: Its ranks' memory.
+        copies: Bytes of a rank's copies of the state in the host's memory (``RankMemory``).
         machine: What it runs on.
         conditions: Prices, failures and the store.
         without_a_node: ``report.without_a_node``, which plans other layouts.
@@ -162,7 +159,7 @@ def planned_run(
     known = conditions.store_gigabytes_per_second
     rate = 8 * GPU_STORE_BYTES_PER_SECOND * nodes if known is None else known * 1e9
     written, every = size / rate, saves.every_steps * step
-    copied = memory.copies / state_copies(job)
+    copied = copies / state_copies(job)
     waits = copied  # bytes whose copy holds up the steps; on a GPU, those that its passes do not hide
     if gpus:
         on_host = job.parallelism.optimizer_offload * copied
@@ -176,10 +173,10 @@ def planned_run(
         # The next copy waits for a checkpoint being written, as long as the job allows; then none is made.
         until_copy = step * (every_steps if remembers is None else min(every_steps, remembers))
         stall = copying + max(0.0, min(written, saves.store_wait_seconds) - until_copy)
-        copies = 1 / every_steps  # of the state, per step
+        a_step = 1 / every_steps  # copies of the state
         if remembers is not None:
-            copies = 1 / remembers + (copies if every_steps % remembers else 0.0)
-        return stall, (copying * copies + (stall - copying) / every_steps) / step
+            a_step = 1 / remembers + (a_step if every_steps % remembers else 0.0)
+        return stall, (copying * a_step + (stall - copying) / every_steps) / step
 
     stall, stalled = stalls(saves.every_steps)
 
@@ -189,8 +186,7 @@ def planned_run(
     if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
         delta = max(copied / machine.profile.host_bandwidth, stalls(training.steps)[0])
-        best_seconds = _best_interval(delta, between)
-        best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(best_seconds / step))
+        best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(_best_interval(delta, between) / step))
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
 
         def useful(every_steps: int) -> float:

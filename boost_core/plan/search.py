@@ -28,17 +28,19 @@ from heapq import heappop, heappush, nsmallest
 from itertools import count, product
 from math import inf, prod
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from boost_core.architecture import parameter_count
 from boost_core.config.base import Config, counted
-from boost_core.config.job import JobSpec, layout_problems
+from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import MOST_CONTEXT, Layout, divisors
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
+from boost_core.plan import report
 from boost_core.plan.machine import (
+    NODE_HOST,
     SPARE,
     Basis,
     Fitted,
@@ -50,20 +52,7 @@ from boost_core.plan.machine import (
 )
 from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
-from boost_core.plan.report import (
-    PUBLISHED_RUN,
-    PlannedContext,
-    PlannedStep,
-    PublishedRun,
-    StepParts,
-    context_report,
-    network_in_words,
-    published_in_words,
-    published_run,
-    unknown_memory,
-    without_a_node,
-)
-from boost_core.plan.run_cost import CONDITIONS, PlannedRun, RunConditions, planned_run
+from boost_core.plan.run_cost import CONDITIONS, PlannedRun, RunConditions
 from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
 from boost_core.terminal import rounded
 
@@ -115,16 +104,11 @@ class Choice:
     def patch(self) -> dict[str, Any]:
         """JSON merge patch that turns the job into this choice."""
         parallelism = self.job.parallelism
-        layers = parallelism.pipeline_layers_per_stage
+        fields = {"pipeline_schedule", "pipeline_layers_per_stage", "zero_stage", "optimizer_offload"}
+        recompute = parallelism.model_dump(mode="json", exclude_defaults=True).get("recompute", "none")
+        changes = parallelism.model_dump(mode="json", include=fields) | {"recompute": recompute}
         return {
-            "parallelism": {
-                **self.layout.sizes,
-                "pipeline_schedule": parallelism.pipeline_schedule,
-                "pipeline_layers_per_stage": None if layers is None else list(layers),
-                "zero_stage": parallelism.zero_stage,
-                "optimizer_offload": parallelism.optimizer_offload,
-                "recompute": parallelism.model_dump(mode="json", exclude_defaults=True).get("recompute", "none"),
-            },
+            "parallelism": self.layout.sizes | changes,
             "training": {"micro_batch_size": self.job.training.micro_batch_size},
             "elasticity": None,
         }
@@ -229,7 +213,7 @@ class _Search:
         self._limit, self._top, self._order = limit, top, order
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
-        self._queue: list[tuple[float, int, Callable[[float], object]]] = []
+        self._queue: list[tuple[float, int, Callable[[float], object]]] = []  # what to call with its least seconds
         self._steps: dict[_Shape, Step] = {}
         self._too_large: set[_Shape] = set()  # without recomputation; then also with any fewer replicas
         self._hopeless: set[_Shape] = set()  # the same, with any recomputation
@@ -249,22 +233,24 @@ class _Search:
 
         # Other cuts of the examined pipelines that some cut may make the fastest: first one cut of each of the most
         # promising, whose times decide which of them to pursue.
-        begun = list[tuple[float, _Shape, int, Cuts]]()
+        begun = list[tuple[float, tuple[_Shape, int], Cuts]]()
         # Most of those that do not fit with the default cut do not fit with any.
-        expected = {key: each.bound if each.played == inf else each.played for key, each in self._pipelines.items()}
-        in_order = sorted(self._pipelines, key=lambda key: (not self._pipelines[key].fits, expected[key]))
-        for shape, replicas in in_order:
-            pipeline = self._pipelines[shape, replicas]
+        expected = {
+            key: (not each.fits, each.bound if each.played == inf else each.played)
+            for key, each in self._pipelines.items()
+        }
+        for key in sorted(expected, key=expected.__getitem__):
+            pipeline = self._pipelines[key]
             if len(begun) < _MOST_BEGUN and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 layout = Layout.of(pipeline.job.parallelism)
                 cuts = Cuts(pipeline.job, layout, self._limit, self._machine, self._order)
-                begun.append((self._record(shape, cuts.first()), shape, replicas, cuts))
+                begun.append((self._record(key[0], cuts.plan(cuts.start)), key, cuts))
         effort = 0
-        for _, shape, replicas, cuts in sorted(begun, key=lambda each: each[:3]):
-            pipeline = self._pipelines[shape, replicas]
+        for _, key, cuts in sorted(begun, key=lambda each: each[:2]):
+            pipeline = self._pipelines[key]
             if effort < _MOST_EFFORT and pipeline.step.at_least_however_cut() <= self._slowest_returned():
                 effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
-                self._record(shape, cuts.best())
+                self._record(key[0], cuts.best())
         most = self._slowest_returned() * (1 + 1e-9)  # simulated and replayed seconds are sums in different orders
         choices = [
             self._choice(job, step, memory) for took, job, step, memory in self._fastest.values() if took <= most
@@ -346,11 +332,11 @@ class _Search:
     def _look_at(self, shape: _Shape, replicas: int) -> None:
         """Queue a combination without recomputation, or, where that is known not to fit, with some."""
         job = self._job(shape, replicas)
-        on_gpu = job.resources.gpus_per_worker
-        if layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu):
+        layout = Layout.of(job.parallelism)
+        if not report.legal_at(job, layout):
             return
         node, *outer = (level.fan_out for level in self._machine.cluster.levels)
-        size, units = Layout.of(job.parallelism).units(job.resources.placement)
+        size, units = layout.units(job.resources.placement)
         if units > node // size * min(prod(outer), -(-self._gpus // node)):
             return  # as many that share a node have no place
         if shape in self._hopeless:
@@ -358,16 +344,13 @@ class _Search:
                 self._look_at(replace(shape, optimizer_offload=1.0), replicas)
             return
         self._timed += 1
-        layout = Layout.of(job.parallelism)
         if self._order == ORDER:
             step = self._step(shape).sharing(job, layout)
         else:
             step = Step(job, layout, self._machine, self._order)
-
         bound = step.at_least()
         if 1 < job.parallelism.stages < job.model.num_hidden_layers:
             self._pipelines[shape, layout.dp] = _Pipeline(job, step, bound)
-
         look: Callable[[float], object] = partial(self._look_closer, shape, job, step)
         heappush(self._queue, (bound, next(self._numbers), look))
 
@@ -441,18 +424,16 @@ class _Search:
 
     def _job(self, shape: _Shape, replicas: int) -> JobSpec:
         layout = Layout(shape.tensor, shape.pipeline, replicas, shape.context)
-        parallelism = self._spec.parallelism.model_copy(
-            update={
-                **layout.sizes,
-                "pipeline_schedule": shape.schedule,
-                "pipeline_layers_per_stage": None,
-                "recompute": "none",
-                "zero_stage": 1,
-                "optimizer_offload": shape.optimizer_offload,
-            }
+        job = self._spec.with_parallelism(
+            **layout.sizes,
+            pipeline_schedule=shape.schedule,
+            pipeline_layers_per_stage=None,
+            recompute="none",
+            zero_stage=1,
+            optimizer_offload=shape.optimizer_offload,
         )
-        training = self._spec.training.model_copy(update={"micro_batch_size": shape.micro_batch})
-        return self._spec.model_copy(update={"parallelism": parallelism, "training": training, "elasticity": None})
+        training = job.training.model_copy(update={"micro_batch_size": shape.micro_batch})
+        return job.model_copy(update={"training": training, "elasticity": None})
 
 
 def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
@@ -626,24 +607,18 @@ class PlanSearch(Config):
 
     gpus: int = Field(ge=1, le=65_536, description="Most GPUs to use.")
     cluster: NetworkConfig | None = Field(None, description="Network of the GPUs; default: nodes of node_gpus.")
-    network_gigabits: float | None = Field(
+    network_gigabits: Annotated[float, Field(gt=0, le=1e5)] | None = Field(
         None,
-        gt=0,
-        le=1e5,
         description="Gb/s that each GPU has to other nodes; default: what its kind usually has, or the network that "
         "cluster describes.",
     )
-    node_gpus: int | None = Field(
+    node_gpus: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        ge=1,
-        le=1024,
         description="GPUs per node, if cluster is omitted; default: that of the nodes that the service sees and that "
         "suit the job, otherwise 8.",
     )
-    node_memory_bytes: int | None = Field(
+    node_memory_bytes: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
         None,
-        ge=1,
-        le=10**15,
         description="Memory of a node's host, if cluster is omitted; default: that of the nodes that the service sees "
         "and that suit the job, otherwise unknown and not checked.",
     )
@@ -666,19 +641,18 @@ class PlanSearch(Config):
         """
         if self.profile is None and (self.cluster is None or self.cluster.device is None):
             refuse_unfit_gpu(spec)
-        if self.cluster is not None:
-            return self.cluster.machine(spec, self.profile).joined_at(self.network_gigabits)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
-        return basis.machine(spec).joined_at(self.network_gigabits)
+        machine = basis.machine(spec) if self.cluster is None else self.cluster.machine(spec, self.profile)
+        return machine.joined_at(self.network_gigabits)
 
 
-class PlannedChoice(PlannedRun, PlannedStep):
+class PlannedChoice(PlannedRun, report.PlannedStep):
     """One way to train the job."""
 
     text: str
     patch: dict[str, Any] = Field(description="JSON merge patch that turns the job into this choice.")
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
-    step_parts: StepParts
+    step_parts: report.StepParts
     tokens_per_second: float
 
 
@@ -692,14 +666,12 @@ class SearchReport(Config):
     parameters: int = 0
     tokens_per_step: int = 0
     steps: int = Field(0, description="The job's number of steps.")
-    published: PublishedRun | None = Field(None, description=PUBLISHED_RUN)
+    published: report.PublishedRun | None = Field(None, description=report.PUBLISHED_RUN)
     combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
     device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
-    node_memory_bytes: int | None = Field(
-        None, description="Memory of a node's host; null if unknown, in which case it is not checked."
-    )
+    node_memory_bytes: int | None = Field(None, description=NODE_HOST)
     provenance: Provenance = Field(description=PROVENANCE)
-    context: PlannedContext | None = Field(
+    context: report.PlannedContext | None = Field(
         None, description="Context parallelism of the first choice, as in its plan; null without it."
     )
     why: tuple[str, ...] = Field(
@@ -737,8 +709,7 @@ def search_report(
     fastest = min(result.choices, key=lambda choice: choice.seconds.total, default=None)
     result = replace(result, choices=result.choices[: request.top])
     first = result.choices[0] if result.choices else None
-    tokens = spec.training.global_batch_size * spec.training.sequence_length
-    why = [*reasons(result, limit, machine)]
+    why = list(reasons(result, limit, machine))
     if first is None or fastest is None:
         why.extend(_more_gpus(spec, request.gpus, machine, limit))
     elif (used := first.layout.world_size) < request.gpus:
@@ -758,38 +729,26 @@ def search_report(
         else:
             reason = f"layouts with more take longer; {sequences} divide {among} replicas, {each}"
         why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
-    why += [f"device: {machine.profile.description}", network_in_words(machine)]
-    why += published_in_words(spec)
+    why += [f"device: {machine.profile.description}", report.network_in_words(machine)]
+    why += report.published_in_words(spec)
     if spec.resources.gpus_per_worker and device is None:
-        why.append(unknown_memory(spec.resources))
+        why.append(report.unknown_memory(spec.resources))
+    choices = []
+    for choice in result.choices:
+        copies = rank_memory(choice.job, choice.layout).copies
+        step = report.step_and_run(choice.job, choice.layout, choice.seconds, choice.host, copies, machine, conditions)
+        choices.append(PlannedChoice(text=str(choice), patch=choice.patch, memory_bytes=choice.needed, **step))
     return SearchReport(
-        choices=tuple(
-            PlannedChoice(
-                text=str(choice),
-                patch=choice.patch,
-                world_size=choice.layout.world_size,
-                memory_bytes=choice.needed,
-                node_host_bytes=choice.host,
-                step_seconds=choice.seconds.total,
-                step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
-                step_parts=StepParts(**asdict(choice.seconds)),
-                tokens_per_second=tokens / choice.seconds.total,
-                **dict(run),
-            )
-            for choice in result.choices
-            for job, layout, seconds in [(choice.job, choice.layout, choice.seconds)]
-            for memory in [rank_memory(job, layout)]
-            for run in [planned_run(job, layout, seconds, memory, machine, conditions, without_a_node)]
-        ),
+        choices=tuple(choices),
         parameters=parameter_count(spec.model),
-        tokens_per_step=tokens,
+        tokens_per_step=spec.training.global_batch_size * spec.training.sequence_length,
         steps=spec.training.steps,
-        published=published_run(spec),
+        published=report.published_run(spec),
         combinations=result.timed,
         device_memory_bytes=device,
         node_memory_bytes=machine.node_memory_bytes,
         # With ``recompute: auto``, each size gets what it needs, as in the search.
-        context=first and context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
+        context=first and report.context_report(first.job.with_parallelism(recompute="auto"), first.layout, machine),
         provenance=machine.provenance,
         why=tuple(why),
         would_change=tuple(sensitivities(spec, request.gpus, machine, limit, first)) if request.explain else (),

@@ -40,22 +40,8 @@ from functools import cached_property, lru_cache, partial
 from operator import mul
 from typing import NamedTuple
 
-from boost_core.architecture import (
-    MATRICES,
-    Payload,
-    Role,
-    Stage,
-    block_exchanges,
-    block_parameters,
-    block_weights,
-    chosen_sharding,
-    cut,
-    exact_step_flops,
-    grouped_projections,
-    muon_step_flops,
-    projection_weights,
-    saved_latents,
-)
+from boost_core import architecture
+from boost_core.architecture import Role, Stage
 from boost_core.config.job import JobSpec, rank_tokens
 from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, Activation, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, RecomputeMode
@@ -175,28 +161,28 @@ def _block_work(
     scored: int,
 ) -> Passes:  # fmt: skip
     element, fp8 = BYTES[precision], precision == "fp8"
-    sharding = chosen_sharding(model, parallelism)
+    sharding = architecture.chosen_sharding(model, parallelism)
     products = block_products(model, parallelism, tokens)
     works = [(each.role, each.passes(element, fp8 and each.role is not Role.LATENT)) for each in products]
     down = sum((work.forward for role, work in works if role is Role.DOWN_PROJECTION), Work())
     up = sum((work.forward for role, work in works if role is not Role.DOWN_PROJECTION), Work())
     of_inputs = sum((work.backward for _, work in works), Work())
     weights = sum(each.weights for each in products)
-    width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
+    size, split = parallelism.tensor_parallel_size, parallelism.tensor_parallel_size if sharding.wide else 1
+    width = model.hidden_size // split
     attention_forward = Work(attention_flops=4 * width * tokens * pairs)
     attention_backward = Work(attention_flops=10 * width * tokens * pairs)
 
     # Elements per token that are read and written outside of products.
-    size, split = parallelism.tensor_parallel_size, parallelism.tensor_parallel_size if sharding.wide else 1
     residual = model.hidden_size // (1 if sharding.whole else size)
     turned, mlp = (model.hidden_size + model.key_value_size) // split, model.intermediate_size // split
     norm = 0 if sharding.residual and parallelism.norm == "fused" else residual
     forward_passes = 6 * residual + 4 * norm + 2 * turned + 3 * mlp
     backward_passes = 6 * residual + 8 * norm + 2 * turned + 5 * mlp
-    groups = grouped_projections(model)
+    groups = architecture.grouped_projections(model)
     scaled = 0  # channels that the block's projections scale one by one
     for group in groups:
-        weights_of_group = projection_weights(model, group).values()
+        weights_of_group = architecture.projection_weights(model, group).values()
         scaled += sum(math.prod(spec.shape) for spec in weights_of_group if spec.role is Role.CHANNELS)
     scaled //= split
     forward_passes, backward_passes = forward_passes + 3 * scaled, backward_passes + 4 * scaled
@@ -223,9 +209,9 @@ def _block_work(
 
 def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: int) -> list[Product]:
     """All products of a block's forward pass on one rank."""
-    sharding = chosen_sharding(model, parallelism)
+    sharding = architecture.chosen_sharding(model, parallelism)
     products = []
-    for spec in block_weights(model, crossed=True).values():
+    for spec in architecture.block_weights(model, crossed=True).values():
         shape, axis = list(spec.shape), sharding.axes.get(spec.role)
         if axis is not None:
             shape[axis] //= parallelism.tensor_parallel_size
@@ -236,7 +222,7 @@ def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: i
             count, inner, outer = shape
             starts = 1 if parallelism.group_projections else count
             products.append(Product(spec.role, tokens, inner, outer, count, count, starts))
-        elif spec.role in MATRICES:
+        elif spec.role in architecture.MATRICES:
             inner, outer, count = shape[0], shape[-1], shape[1] if len(shape) > 2 else 1
             times = 1 if parallelism.group_projections else count
             products.append(Product(spec.role, tokens, inner, outer, times, count, times))
@@ -357,19 +343,16 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> L
     if len(set(payload_bytes)) < 2 or min(seconds) <= 0:
         raise ValueError("a fit needs all-reduces of two or more sizes, each with a positive time")
     sent = [link_bytes("all_reduce", ranks, payload) for payload in payload_bytes]
-    weights = [1 / second**2 for second in seconds]
-    total = sum(weights)
-    mean_sent, mean_seconds = (
-        sum(weight * value for weight, value in zip(weights, values, strict=True)) / total for values in (sent, seconds)
-    )
-    covariance = sum(
-        weight * (x - mean_sent) * (y - mean_seconds) for weight, x, y in zip(weights, sent, seconds, strict=True)
-    )
-    slope = max(covariance / sum(weight * (x - mean_sent) ** 2 for weight, x in zip(weights, sent, strict=True)), 0.0)
+    points = [(1 / y**2, x, y) for y, x in zip(seconds, sent, strict=True)]  # each with its weight
+    total = sum(weight for weight, _, _ in points)
+    mean_sent = sum(weight * x for weight, x, _ in points) / total
+    mean_seconds = sum(weight * y for weight, _, y in points) / total
+    covariance = sum(weight * (x - mean_sent) * (y - mean_seconds) for weight, x, y in points)
+    slope = max(covariance / sum(weight * (x - mean_sent) ** 2 for weight, x, _ in points), 0.0)
     start = mean_seconds - slope * mean_sent
     if start < 0:  # the best-fitting line through the origin
-        along = sum(weight * x * y for weight, x, y in zip(weights, sent, seconds, strict=True))
-        start, slope = 0.0, along / sum(weight * x**2 for weight, x in zip(weights, sent, strict=True))
+        start = 0.0
+        slope = sum(weight * x * y for weight, x, y in points) / sum(weight * x**2 for weight, x, _ in points)
     rate = 1 / slope if slope else math.inf
     return Link(start, 0.0, rate, f"fitted to {len(seconds)} all-reduces among {ranks} ranks")
 
@@ -435,9 +418,8 @@ class _MicroBatch(NamedTuple):
     sends: float
 
     def corrected(self, factors: Factors) -> "_MicroBatch":
-        return _MicroBatch(
-            factors.rest * self.arithmetic, factors.communication * self.exchange, factors.rest * self.sends
-        )
+        rest = factors.rest
+        return _MicroBatch(rest * self.arithmetic, factors.communication * self.exchange, rest * self.sends)
 
 
 @dataclass(frozen=True)
@@ -501,8 +483,8 @@ class Step:
         self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER,
         modes: Sequence[RecomputeMode] = (),
     ) -> None:  # fmt: skip
-        shape = job.training.sequence_length, job.model.head_size
-        self._profile = machine.profile.attending(attention_kernel(job), *shape)
+        kernel, length = attention_kernel(job), job.training.sequence_length
+        self._profile = machine.profile.attending(kernel, length, job.model.head_size)
         self._cluster, self._order = machine.cluster, order
         self._over = partial(group_seconds, machine.cluster)
         self._fitted = machine.fitted
@@ -512,13 +494,23 @@ class Step:
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
         self._head, self._embedding = head_work(job), embedding_work(job)
-        self._sharding = chosen_sharding(job.model, job.parallelism)
+        self._sharding = architecture.chosen_sharding(job.model, job.parallelism)
+        # For the head, hidden vectors are gathered, and their gradients; where they are whole, these are summed up. For
+        # the embedding it is the other way round: vectors of which each rank has looked up some, and their gradients;
+        # where columns are split, nothing.
+        hidden, row = self._tokens * job.model.hidden_size * self._element, self._tensor_row
+        if self._sharding.whole:
+            self._head_exchanges = 0.0, self._over(row, "all_reduce", hidden)
+        else:
+            gathered = self._over(row, "all_gather", hidden / layout.tp)
+            self._head_exchanges = gathered, self._over(row, "reduce_scatter", hidden)
+        self._embedding_exchanges = (0.0, 0.0) if self._sharding.residual else self._head_exchanges[::-1]
         self._cut()
         self._block = {mode: block_work(job, mode) for mode in set(modes).union(*self._rank_modes)}
 
     def _cut(self) -> None:
         job, size = self._job, self._layout.pp
-        stages = cut(job.model, job.parallelism, job.training.sequence_length)
+        stages = architecture.cut(job.model, job.parallelism, job.training.sequence_length)
         self._stages: list[Sequence[Stage]] = [stages[rank::size] for rank in range(size)]
         self._rank_modes: list[Mapping[RecomputeMode, int]] = []  # of each rank: how many blocks are in each mode
         for own in self._stages:
@@ -631,14 +623,12 @@ class Step:
         """The step's seconds, by the formula."""
         factors, micro_batches = self._factors, self._micro_batches
         slowest, others = self._slowest_and_others(factors)
-        idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
-        weights, backwards = zip(*self._reduced, strict=True)
         return StepSeconds(
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
-            idle_share * sum(others),
-            factors.communication * self._reduction(max(weights), max(backwards)),
+            _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * sum(others),
+            factors.communication * self._largest_reduction,
             factors.rest * self._update,
         )
 
@@ -647,11 +637,9 @@ class Step:
         none, micro_batches = Factors(), self._micro_batches
         slowest, others = self._slowest_and_others(none)
         idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
-        weights, backwards = zip(*self._reduced, strict=True)
-        reduction = self._reduction(max(weights), max(backwards))
         rest = micro_batches * (slowest.arithmetic + slowest.sends) + self._update
         rest += idle_share * (others.arithmetic + others.sends)
-        along = micro_batches * slowest.exchange + idle_share * others.exchange + reduction
+        along = micro_batches * slowest.exchange + idle_share * others.exchange + self._largest_reduction
         own = micro_batches * self._ranks[0].exchange + self._reduction(*self._reduced[0])
         return PredictedCommunication(own, along / (along + rest))
 
@@ -682,9 +670,9 @@ class Step:
         most = max(sum(len(stage.layers) for stage in own) for own in self._stages)
         flops = 0.0
         if optimizer.loro is not None:
-            flops = exact_step_flops(model, most, tp) / optimizer.loro.exact_every_steps
+            flops = architecture.exact_step_flops(model, most, tp) / optimizer.loro.exact_every_steps
         elif optimizer.kind == "muon":
-            flops = muon_step_flops(model, most, tp)
+            flops = architecture.muon_step_flops(model, most, tp)
         return flops / self._profile.precise_flops
 
     @property
@@ -755,10 +743,9 @@ class Step:
         for own in self._stages:
             taking = []
             for stage in own:
-                forward, weights = 0.0, 0.0
+                forward = weights = 0.0
                 gather, host_copy = self._before_backward(stage)
-                backward = factors.communication * gather
-                backward += factors.rest * host_copy
+                backward = factors.communication * gather + factors.rest * host_copy
                 for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
                     of_forward, of_backward, of_weights = self.blocks[mode].passes(factors)
                     forward += count * of_forward
@@ -797,7 +784,7 @@ class Step:
     def blocks(self) -> dict[RecomputeMode, BlockSeconds]:
         """One block's seconds in each mode."""
         job, profile, seconds = self._job, self._profile, self._profile.seconds
-        captured, exchanges = captures_steps(job), block_exchanges(job.model, job.parallelism)
+        captured, exchanges = captures_steps(job), architecture.block_exchanges(job.model, job.parallelism)
         sent_forward, sent_backward, sent_again = map(self._exchanged, exchanges)
         blocks = {}
         for mode, block in self._block.items():
@@ -824,7 +811,7 @@ class Step:
             first_gather = 0.0
             if traits.slices:
                 # Of the latents of which ranks have slices: a block's, and as many where some cross into it.
-                latents = saved_latents(job.model, job.parallelism, crossed=job.model.lax is not None)
+                latents = architecture.saved_latents(job.model, job.parallelism, crossed=job.model.lax is not None)
                 slices = self._tokens * self._element * sum(latents) / self._layout.tp
                 gathers = self._over(self._tensor_row, "all_gather", slices, len(latents))
                 exposed = profile.exposed(gathers, behind)
@@ -848,7 +835,7 @@ class Step:
             )
         return blocks
 
-    def _exchanged(self, payloads: Sequence[Payload]) -> float:
+    def _exchanged(self, payloads: Sequence[architecture.Payload]) -> float:
         """Seconds of a block's collectives between tensor parallel ranks, with nothing hidden."""
         seconds = 0.0
         for kind in {payload.kind for payload in payloads}:
@@ -878,26 +865,6 @@ class Step:
             exposed.append(times * projected + self._profile.exposed(ways * sent.seconds, meanwhile, long=True))
         return exposed[0], exposed[1]
 
-    @cached_property
-    def _head_exchanges(self) -> tuple[float, float]:
-        """Hidden vectors that are gathered, and their gradients; where they are whole, these are summed up."""
-        hidden = self._tokens * self._job.model.hidden_size * self._element
-        if self._sharding.whole:
-            return 0.0, self._over(self._tensor_row, "all_reduce", hidden)
-        gathered = self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
-        return gathered, self._over(self._tensor_row, "reduce_scatter", hidden)
-
-    @property
-    def _embedding_exchanges(self) -> tuple[float, float]:
-        """Vectors of which each rank has looked up some, and their gradients; where columns are split, nothing."""
-        hidden = self._tokens * self._job.model.hidden_size * self._element
-        if self._sharding.residual:
-            return 0.0, 0.0
-        if self._sharding.whole:
-            return self._over(self._tensor_row, "all_reduce", hidden), 0.0
-        scattered = self._over(self._tensor_row, "reduce_scatter", hidden)
-        return scattered, self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
-
     def _between(self, place: int, layer: int) -> float:
         """What goes from one pipeline rank to the next, before a block."""
         model = self._job.model
@@ -926,12 +893,18 @@ class Step:
             return reduced
         return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element, buckets)
 
+    @property
+    def _largest_reduction(self) -> float:
+        """As though the rank with most weights had the longest backward pass."""
+        weights, backwards = zip(*self._reduced, strict=True)
+        return self._reduction(max(weights), max(backwards))
+
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""
         model, weights = self._job.model, 0
         for stage in stages:
             crossed = sum(map(model.crosses_into, stage.layers))
-            weights += crossed * block_parameters(model, crossed=True)
-            weights += (len(stage.layers) - crossed) * block_parameters(model, crossed=False)
+            weights += crossed * architecture.block_parameters(model, crossed=True)
+            weights += (len(stage.layers) - crossed) * architecture.block_parameters(model, crossed=False)
             weights += (stage.first + stage.last) * model.vocab_size * model.hidden_size
         return weights / self._layout.tp

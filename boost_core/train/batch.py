@@ -7,6 +7,7 @@ import socket
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import numpy as np
 import torch
@@ -95,10 +96,9 @@ class Batch:
 
     def micro_batches(self, count: int) -> Iterator["Batch"]:
         """Split the batch into equal parts."""
-        flat = zip(*(tensor.chunk(count) for tensor in (self.tokens, self.targets, self.counts)), strict=True)
+        flat = [tensor.chunk(count) for tensor in (self.tokens, self.targets, self.counts)]
         starts = [None] * count if self.starts is None else self.starts.chunk(count)
-        for (tokens, targets, counts), start_bn in zip(flat, starts, strict=True):
-            yield Batch(tokens, targets, counts, start_bn)
+        return starmap(Batch, zip(*flat, starts, strict=True))
 
 
 # The tokens of a micro-batch that a rank computes: all of them, or its part in a context parallel group.
@@ -240,7 +240,7 @@ class Partitioner:
                 begin += sum(documents)
             local = LocalTokens(rotations[0], places[0], load)
             if self._halves:
-                local = LocalTokens(self.rotation.in_parts(rotations), torch.cat(places), load)
+                local = LocalTokens(self.rotation.attending(None, parts=rotations), torch.cat(places), load)
             self._newest = (parts, densely), local
         return self._newest[1]
 

@@ -41,11 +41,6 @@ class DueCopies:
     memory: bool = False
     requested: bool = False
 
-    @property
-    def is_last(self) -> bool:
-        """Whether the checkpoint that is due is the job's last."""
-        return self.store >= self.steps
-
     def resumed(self, step: int, stored_step: int | None) -> None:
         """Take note of a loaded state.
 
@@ -75,11 +70,7 @@ class DueCopies:
         if self.stores(step):
             self.store = step
         self.memory |= self._remembers(step)
-        self.requested |= self.stores(step) or self._remembers(step)
-
-    def copied(self) -> None:
-        """Take note that the state has been copied for everything that is due."""
-        self.memory = self.requested = False
+        self.requested = self.after(step)
 
     def stored(self, step: int) -> None:
         """Take note that the store has a checkpoint of a step."""
@@ -131,14 +122,13 @@ def load_newest(
     for each in candidates:
         try:
             _load_patiently(load, folder, each, candidates)
+            return each
         except (CheckpointDamaged, CheckpointUnreadable, PermissionError) as problem:
             left_out.append(f"step {each}: {problem}")
             unread = problem if isinstance(problem, OSError) else unread
             if dist.get_rank() == 0:
                 what = "is damaged" if isinstance(problem, CheckpointDamaged) else "cannot be read, though others can,"
                 logger.warning("checkpoint %s %s and skipped: %s", folder.step_url(each), what, problem)
-        else:
-            return each
     if not candidates:
         return None
     named = "; ".join(left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED))
@@ -149,9 +139,7 @@ def load_newest(
     )
 
 
-def _load_patiently(
-    load: Callable[[int], None], folder: CheckpointFolder, step: int, candidates: Sequence[int]
-) -> None:
+def _load_patiently(load: Callable[[int], None], folder: CheckpointFolder, step: int, steps: Sequence[int]) -> None:
     """Load a checkpoint, and try again if that fails.
 
     Raises:
@@ -176,12 +164,13 @@ def _load_patiently(
             if problem := read_on_first_rank(damage):
                 raise CheckpointDamaged(problem)
             load(step)
+            return
         except CheckpointDamaged:
             if folder.is_local or attempts > 1:
                 raise
         except (CheckpointUnreadable, PermissionError) as failure:
             others_answer, is_too_late = read_on_first_rank(
-                lambda: (_another_answers(folder, step, candidates), time.monotonic() > deadline)
+                lambda: (_another_answers(folder, step, steps), time.monotonic() > deadline)
             )
             if others_answered and others_answer and attempts > 1:
                 raise
@@ -193,13 +182,11 @@ def _load_patiently(
                     "checkpoint %s cannot be read; retrying in %g s: %s", folder.step_url(step), RETRY_SECONDS, failure
                 )
             time.sleep(RETRY_SECONDS)
-        else:
-            return
 
 
-def _another_answers(folder: CheckpointFolder, step: int, candidates: Sequence[int]) -> bool:
+def _another_answers(folder: CheckpointFolder, step: int, steps: Sequence[int]) -> bool:
     """Whether the store returns all of another intact checkpoint's smallest files."""
-    for other in [each for each in candidates if each != step][:_PROBED_CHECKPOINTS]:
+    for other in [each for each in steps if each != step][:_PROBED_CHECKPOINTS]:
         try:
             manifest = folder.manifest(other)
             smallest = sorted(manifest.files, key=lambda name: manifest.files[name].bytes)[:_PROBED_FILES]
@@ -248,6 +235,7 @@ class CheckpointManager:
     Attributes:
         copies: Makes the copies on the host.
         saver: Keeps or writes them.
+        held_seconds: How long the loop has stood still for copies since this was last set to zero.
     """
 
     def __init__(
@@ -266,7 +254,7 @@ class CheckpointManager:
             folder, spec.checkpoint, membership.snapshots, owner_of, before_keeping, membership.after_copy,
             membership.before_save,
         )  # fmt: skip
-        self._copy_seconds, self._stalled_seconds = 0.0, 0.0
+        self._copy_seconds, self.held_seconds = 0.0, 0.0
         self._failing_since: float | None = None
         self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step reported as missed, and when
 
@@ -301,7 +289,7 @@ class CheckpointManager:
             return False
         started = time.perf_counter()
         is_free = self.saver.wait_for_store()
-        self._stalled_seconds += time.perf_counter() - started
+        self.held_seconds += time.perf_counter() - started
         return not is_free
 
     def after_step(self, store_is_stuck: bool) -> None:
@@ -352,24 +340,27 @@ class CheckpointManager:
                     "s; fix the store and retry the job, which continues from its newest checkpoint"
                 )
 
-    def keep_in_memory(self) -> None:
-        """Leave the current state in this process's memory, for the next gang."""
-        started = time.perf_counter()
-        self.collect(wait=True)
-        chunks = self._copied(lasting=True)
-        self.copies.wait()
-        self._membership.refuse_aborted()
-        self._membership.snapshots.put(self._snapshot(chunks))
-        self._copy_seconds = time.perf_counter() - started
+    def keep(self, store: bool) -> None:
+        """Leave the current state in this process's memory, for the next gang.
 
-    def store_kept(self) -> None:
-        """Write the snapshot just kept in memory as a checkpoint, and wait until it is stored.
+        Args:
+            store: Whether to then write it as a checkpoint, too, and wait until it is stored.
 
         Raises:
             SaveFailed: It cannot be written.
         """
-        assert self._newest is not None
-        self.saver.start(*self._newest, None, SaveRequest(self._state.manifest_writer(self._folder)))
+        started = time.perf_counter()
+        self.collect(wait=True)
+        chunks = self.copies.take(self._state.chunks(), lasting=True)
+        self._newest = self._state.step, chunks
+        self.copies.wait()
+        self._membership.refuse_aborted()
+        self._membership.snapshots.put(self._snapshot(chunks))
+        self._copy_seconds = time.perf_counter() - started
+        if not store:
+            return
+        request = SaveRequest(self._state.manifest_writer(self._folder))
+        self.saver.start(self._state.step, chunks, None, request)
         self.saver.ends_within(HALT_SECONDS)
         outcome = self.collect(wait=True)
         assert outcome is not None
@@ -399,11 +390,6 @@ class CheckpointManager:
             self._due.memory = self._due.requested = True
         return source
 
-    def held_seconds(self) -> float:
-        """Return how long the loop has stood still for copies since the last call."""
-        seconds, self._stalled_seconds = self._stalled_seconds, 0.0
-        return seconds
-
     def collect(self, wait: bool = False) -> SaveOutcome | None:
         """Report the checkpoint being written, once it is committed, and return its outcome, if it has one.
 
@@ -419,15 +405,12 @@ class CheckpointManager:
         if outcome is not None:
             self._due.stored(outcome.stored_step)
             if outcome.manifest is not None and self._reporter:
-                self._reporter.report(
-                    CheckpointReport(
-                        step=outcome.stored_step,
-                        url=self._folder.step_url(outcome.stored_step),
-                        bytes=outcome.manifest.bytes,
-                        seconds=self._copy_seconds,
-                        commit_seconds=outcome.seconds,
-                    )
+                step, size = outcome.stored_step, outcome.manifest.bytes
+                url = self._folder.step_url(step)
+                report = CheckpointReport(
+                    step=step, url=url, bytes=size, seconds=self._copy_seconds, commit_seconds=outcome.seconds
                 )
+                self._reporter.report(report)
         return outcome
 
     def _copy(self, ask_store: bool = False) -> None:
@@ -439,21 +422,17 @@ class CheckpointManager:
         started = time.perf_counter()
         self.collect(wait=True)  # from here on all ranks have the same information
         due = self._due
-        chunks = self._copied(lasting=due.memory)
+        chunks = self.copies.take(self._state.chunks(), lasting=due.memory)
+        self._newest = self._state.step, chunks
         snapshot = self._snapshot(chunks) if due.memory else None
         checkpoint = None
         if due.store:
             commit = self._state.manifest_writer(self._folder)
-            checkpoint = SaveRequest(commit, due.store if ask_store else None, read_back=due.is_last)
+            checkpoint = SaveRequest(commit, due.store if ask_store else None, read_back=due.store >= due.steps)
         self.saver.start(self._state.step, chunks, snapshot, checkpoint)
-        due.copied()
+        due.memory = due.requested = False
         self._copy_seconds = time.perf_counter() - started
-        self._stalled_seconds += self._copy_seconds
-
-    def _copied(self, lasting: bool) -> list[Chunk]:
-        chunks = self.copies.take(self._state.chunks(), lasting)
-        self._newest = self._state.step, chunks
-        return chunks
+        self.held_seconds += self._copy_seconds
 
     def _snapshot(self, chunks: list[Chunk]) -> Snapshot:
         key = SnapshotKey(self._membership.generation, self._state.step, dist.get_rank())
@@ -476,7 +455,7 @@ class CheckpointManager:
         if failure and step and now >= self._reported_at + pause:
             self._reported, self._reported_at = step, now
             what = self._refused(step, failure)
-            if self._reporter and not self._due.is_last:
+            if self._reporter and step < self._due.steps:  # the last one is waited for
                 logger.warning("%s; training continues without it", what)
 
     def _refused(self, step: int, failure: str) -> str:

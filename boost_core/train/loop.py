@@ -11,12 +11,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from boost_core import messages
 from boost_core.architecture import FlopRates, parameter_count
 from boost_core.checkpoint.folder import CheckpointFolder, Origin
 from boost_core.checkpoint.shards import SaveFailed, in_words, of_all_ranks, on_first_rank
@@ -26,25 +26,7 @@ from boost_core.config.data_files import check_data
 from boost_core.config.job import FaultToleranceConfig
 from boost_core.config.model import SparseAttentionConfig
 from boost_core.data.corpus import Corpus, EvaluationSet, Sampler, load_corpus, unigram_entropy
-from boost_core.messages import (
-    Cause,
-    ComparisonReport,
-    EvaluationReport,
-    Fault,
-    FaultReport,
-    InterruptionReport,
-    NamedLoss,
-    Report,
-    Reporter,
-    RestartReport,
-    SampleReport,
-    StartReport,
-    Steer,
-    SteeredReport,
-    StepReport,
-    ValidationLoss,
-    line_of,
-)
+from boost_core.messages import Cause, ComparisonReport, Fault, FaultReport, Report, Reporter, Steer, ValidationLoss
 from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
@@ -79,8 +61,7 @@ class Comparison:
         self._state, self.peak, self._basis = state, peak, basis
         self.steps = self._timed = 0
         self._next_report = _FIRST_TIMED  # timed steps
-        self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
-        self._communication: deque[float] = deque(maxlen=_MOST_TIMED)
+        self._times: deque[tuple[float, float]] = deque(maxlen=_MOST_TIMED)  # of steps, and of their communication
         self._planned_bytes: list[int] = []
         self._peak_bytes: list[int] = []
 
@@ -113,8 +94,7 @@ class Comparison:
         planned_batch = state.spec.training.global_batch_size
         if self.steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
             return None
-        self._seconds.append(seconds)
-        self._communication.append(communication)
+        self._times.append((seconds, communication))
         self._timed += 1
         return self._report() if self._timed == self._next_report else None
 
@@ -127,6 +107,7 @@ class Comparison:
             job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"loro": None})})
         predicted, communication = step_parts(job, layout, machine), predicted_communication(job, layout, machine)
         factor = machine.correction(job).factors.communication
+        medians = [statistics.median(each) for each in zip(*self._times, strict=True)] or [None, None]
         return ComparisonReport(
             **layout.sizes,
             step=self._state.step,
@@ -139,8 +120,8 @@ class Comparison:
             predicted_exposed_communication_seconds=factor * communication.seconds,
             communication_correction=factor,
             communication_share=communication.share,
-            step_seconds=statistics.median(self._seconds) if self._seconds else None,
-            exposed_communication_seconds=statistics.median(self._communication) if self._communication else None,
+            step_seconds=medians[0],
+            exposed_communication_seconds=medians[1],
         )
 
 
@@ -212,9 +193,8 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
     loss_sum, tokens = sums.tolist()
     refuse_aborted()
     loss, each = loss_sum / tokens, on.bytes_per_token
-    return ValidationLoss(
-        loss=loss, tokens=int(tokens), bits_per_byte=None if each is None else loss / math.log(2) / each
-    )
+    bits = None if each is None else loss / math.log(2) / each
+    return ValidationLoss(loss=loss, tokens=int(tokens), bits_per_byte=bits)
 
 
 # Detects that sparse attention loses more than a job allows.
@@ -239,7 +219,7 @@ class RecallWatch:
         self._recent.append(recall)
         if len(self._recent) < RECENT_STEPS:
             return None
-        mean, target = fmean(self._recent), self.config.recall
+        mean, target = statistics.fmean(self._recent), self.config.recall
         was_low, self._is_low = self._is_low, mean < target
         if was_low or not self._is_low:
             return None
@@ -285,7 +265,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
         complete = _StateKeeper(state, membership, reporter_of_rank)
         try:
             complete.resume()
-            return complete.finish()
+            return Outcome.FINISHED if complete.checkpoints.finish() else complete.halt(store=False)
         finally:
             complete.checkpoints.saver.make_way()
     length = spec.training.sequence_length
@@ -325,7 +305,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
                     run.checkpoints.after_step(requests.put_off)
                     if requests.steer:
                         run.steer()
-        return run.finish()
+        return Outcome.FINISHED if run.checkpoints.finish() else run.halt(store=False)
     finally:
         state.graph.release("training has ended")  # before the communicators that it captured are destroyed
         run.checkpoints.saver.make_way()
@@ -375,7 +355,7 @@ class _StateKeeper:
                 source, stored_step = folder.step_url(step), state.step
                 logger.info("training starts from %s", source)
         self._report(
-            StartReport(
+            messages.StartReport(
                 step=state.step,
                 world_size=state.spec.parallelism.world_size,
                 parameters=parameter_count(state.spec.model),
@@ -389,7 +369,7 @@ class _StateKeeper:
         for number, stage in enumerate(spec.steered[known:], known + 1):
             after = spec.steered[number] if number < len(spec.steered) else spec.steering
             self._report(
-                SteeredReport(
+                messages.SteeredReport(
                     number=number,
                     step=stage.until_step,
                     by=stage.changed_by,
@@ -400,21 +380,14 @@ class _StateKeeper:
             )
         self.checkpoints.after_resuming(stored_step)
 
-    def finish(self) -> Outcome:
-        """Wait until the store has the last checkpoint, or leave the state for the next gang."""
-        return Outcome.FINISHED if self.checkpoints.finish() else self.halt(store=False)
-
     def halt(self, store: bool) -> Outcome:
         """Leave the state for the next gang."""
-        self.checkpoints.keep_in_memory()
-        if store:
-            try:
-                self.checkpoints.store_kept()
-            except SaveFailed as failure:
-                logger.warning("the gang stops without a checkpoint: %s", failure)
-            else:
-                return Outcome.STORED
-        return Outcome.HALTED
+        try:
+            self.checkpoints.keep(store)
+        except SaveFailed as failure:
+            logger.warning("the gang stops without a checkpoint: %s", failure)
+            return Outcome.HALTED
+        return Outcome.STORED if store else Outcome.HALTED
 
     def _report(self, report: Report) -> None:
         if self._reporter:
@@ -476,7 +449,7 @@ class _Run(_StateKeeper):
         else:
             self._divergence.update(result.loss)
         if state.step > before:
-            held_seconds = self.checkpoints.held_seconds()
+            held_seconds, self.checkpoints.held_seconds = self.checkpoints.held_seconds, 0.0
             if self._reporter is not None:
                 training = state.spec.training
                 recall = state.partitioner.tally.recall
@@ -485,7 +458,7 @@ class _Run(_StateKeeper):
                 left = training.samples(training.steps) - training.samples(state.step)
                 tokens_per_second = size * training.sequence_length / seconds
                 self._report(
-                    StepReport(
+                    messages.StepReport(
                         step=state.step,
                         steps=training.steps,
                         loss=result.loss,
@@ -541,7 +514,7 @@ class _Run(_StateKeeper):
             return
 
         started, step = time.perf_counter(), state.step
-        self._report(InterruptionReport(cause=Cause.DIVERGENCE, message=what, step=step))
+        self._report(messages.InterruptionReport(cause=Cause.DIVERGENCE, message=what, step=step))
         source = self.checkpoints.roll_back()
         if source is None:
             raise FloatingPointError(f"{what}, and there is no copy of the state to go back to")
@@ -549,7 +522,7 @@ class _Run(_StateKeeper):
         message = f"{what}; rolled back to step {state.step}, skipping the batches since"
         self._report(FaultReport(what=Fault.DIVERGENCE, step=step, message=message))
         self._report(
-            RestartReport(
+            messages.RestartReport(
                 cause=Cause.DIVERGENCE, message=message, step=step, resumed_step=state.step,
                 recovered_from="memory" if source == "memory" else "storage",
                 seconds=seconds, waiting_seconds=0.0, parts={"load": seconds},
@@ -563,13 +536,13 @@ class _Run(_StateKeeper):
         sets = []
         for name, on in self._named.items():
             of_set = evaluate(self._state, on, self._go_on)
-            sets.append(NamedLoss(name=name, **of_set.model_dump()))
+            sets.append(messages.NamedLoss(name=name, **of_set.model_dump()))
         self._membership.refuse_aborted()
         if self._reporter:
             if self._unigram_entropy is None:
                 self._unigram_entropy = unigram_entropy(self._corpus)
             self._report(
-                EvaluationReport(
+                messages.EvaluationReport(
                     **result.model_dump(),
                     step=self._state.step,
                     unigram_entropy=self._unigram_entropy,
@@ -628,7 +601,7 @@ class _Run(_StateKeeper):
         """Generate text from the job's prompts, if due, and report it."""
         step, started = self._state.step, time.perf_counter()
         if samples := self._prompts.take(self._state, self._go_on):
-            self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
+            self._report(messages.SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
 
     def _go_on(self) -> None:
         """Refuse aborted collectives, and say that what takes long, an evaluation or samples, goes on."""
@@ -641,10 +614,8 @@ def _prompts_or_problem(spec: JobSpec) -> tuple[Prompts | None, str | None]:
     """A job's prompts, or why this rank cannot continue them."""
     try:
         return Prompts(spec), None
-    except ValueError as error:
-        return None, str(error)
     except Exception as error:  # stores raise types of their own, and the other ranks wait for this one's answer
-        return None, in_words(error)
+        return None, str(error) if isinstance(error, ValueError) else in_words(error)
 
 
 @dataclass(frozen=True)
@@ -659,7 +630,7 @@ class ConsoleReporter:
 
     def report(self, report: Report) -> None:
         """Print a report."""
-        print_lines(line_of(report))
+        print_lines(messages.line_of(report))
         if self.path:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(report.model_dump_json() + "\n")

@@ -176,9 +176,8 @@ class TrainState:
         clock = StepClock(ledger, device)
         groups = ProcessGroups.of(mesh, spec.model.tie_embeddings, ledger, communicator)
         training, tensor = spec.training, groups.tensor
-        stages = cut(spec.model, spec.parallelism, training.sequence_length)[
-            groups.pipeline.rank :: groups.pipeline.size
-        ]
+        every_stage = cut(spec.model, spec.parallelism, training.sequence_length)
+        stages = every_stage[groups.pipeline.rank :: groups.pipeline.size]
 
         limits = spec.parallelism.symmetric_memory
         if limits is not None and tensor.size > 1:
@@ -203,7 +202,7 @@ class TrainState:
         rotation = Rotation.of(spec.model, training.sequence_length, device)
         optimizer = make_optimizer(spec, model, tensor, groups.data)
 
-        pipeline = None
+        pipeline, deferred = None, model.strategy.deferred
         if groups.pipeline.size > 1:
             # This imports torch's compiler: a second of every process's start, and so of a recovery, that most jobs can
             # save.
@@ -211,8 +210,8 @@ class TrainState:
 
             parallelism, put_off = spec.parallelism, None
             if parallelism.pipeline_schedule == "zero_bubble":
-                model.strategy.deferred.put_off = True
-                put_off = model.strategy.deferred.take
+                deferred.put_off = True
+                put_off = deferred.take
             pipeline = Pipeline(
                 [StageModule(model, spec.model, stage, parallelism.group_projections) for stage in stages],
                 parallelism.stages, parallelism.pipeline_schedule,
@@ -221,20 +220,15 @@ class TrainState:
                 clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
             )  # fmt: skip
 
-        by_micro_batch = spec.parallelism.zero_stage == 2
-        weights = dict(model.named_parameters())
-        gradients = Gradients(weights, optimizer.groups, groups.data, by_micro_batch, model.strategy.deferred.sinks)
-
-        def abandon() -> None:
-            gradients.abandon()
-            model.strategy.deferred.waiting.clear()
+        weights, by_micro_batch = dict(model.named_parameters()), spec.parallelism.zero_stage == 2
+        gradients = Gradients(weights, optimizer.groups, groups.data, by_micro_batch, deferred.sinks)
 
         inputs = StepInputs(training.global_batch_size // groups.replicas.size, training.sequence_length, device)
-        required = training.cuda_graphs == "on"
         minimum = partial(groups.gang.all_reduce_, purpose="capture", operation=dist.ReduceOp.MIN)
         graph = StepGraph(
-            obstacle(spec, device), required, clock, ledger,
-            lambda yes: bool(minimum(torch.tensor(float(yes), device=device)).item()), abandon,
+            obstacle(spec, device), training.cuda_graphs == "on", clock, ledger,
+            lambda yes: bool(minimum(torch.tensor(float(yes), device=device)).item()),
+            partial(gradients.abandon, deferred.waiting),
         )  # fmt: skip
         end = end_of_document if spec.data.documents_apart else None
         partitioner = Partitioner(spec, rotation, groups, device, end)
@@ -295,9 +289,8 @@ class TrainState:
                 f"training.sequence_length is {length}; use another checkpoint folder, with checkpoint.continue_from"
             )
         weights_only = origin is not None and origin.weights_only
-        load_chunks(
-            folder, manifest, (each for each in self.chunks() if not weights_only or each.name.endswith(_MASTER))
-        )
+        chunks = (each for each in self.chunks() if not weights_only or each.name.endswith(_MASTER))
+        load_chunks(folder, manifest, chunks)
         self.optimizer.round_masters()
         if not weights_only:
             self.step, self.samples = manifest.step, manifest.samples

@@ -90,9 +90,7 @@ def training_step(
         if state.step + 2 <= training.steps and (captured or state.process_groups.context.size > 1):
             begin, count = state.samples + size, training.batch_size(state.step + 2)
             following = sampler.sequences(*replica_share(begin, count, replicas.rank, replicas.size))
-        too_many = False
-        if captured and following is not None:
-            too_many = most_documents(following, state.end_of_document) > places
+        too_many = captured and following is not None and most_documents(following, state.end_of_document) > places
     state.clock.has_batch()
     state.inputs.write(sequences, loss_limit, (*astuple(requests), too_many))
 
@@ -250,21 +248,17 @@ class Prompts:
     """
 
     def __init__(self, spec: JobSpec) -> None:
-        config, training = spec.training.sample, spec.training
-        self.prompts = config.prompts if config else ()
-        self._every = config.every_steps if config else 0
+        config = spec.training.sample
         if config is None:
             return
-        self._new_tokens = config.max_new_tokens
         try:
             tokenizer = job_tokenizer(spec.data, spec.model)
         except OSError as error:
             raise ValueError(f"training.sample needs the job's tokenizer: {error}; or leave sample out") from error
         self._end, self._tokenizer = tokenizer.end_of_document, tokenizers.Tokenizer.from_str(tokenizer.content)
-        self._tokens = [
-            self._tokenizer.encode(prompt, add_special_tokens=False).ids or [self._end] for prompt in self.prompts
-        ]
-        room = training.sequence_length - self._new_tokens
+        encode = self._tokenizer.encode
+        self._tokens = [encode(prompt, add_special_tokens=False).ids or [self._end] for prompt in config.prompts]
+        room = spec.training.sequence_length - config.max_new_tokens
         for number, tokens in enumerate(self._tokens):
             if len(tokens) > room:
                 raise ValueError(f"training.sample: {too_long_a_prompt(number, len(tokens), room)}")
@@ -274,17 +268,16 @@ class Prompts:
 
         Arguments are as for ``continued``.
         """
-        if not self.prompts or (state.step % self._every and state.step != state.spec.training.steps):
+        training, config = state.spec.training, state.spec.training.sample
+        if config is None or (state.step % config.every_steps and state.step != training.steps):
             return ()
-        size = state.spec.training.micro_batch_size  # as in evaluation, so it fits into memory
-        batches = (self._tokens[begin : begin + size] for begin in range(0, len(self._tokens), size))
-        generated = [
-            tokens
-            for batch in batches
-            for tokens in continued(state, batch, self._new_tokens, self._end, refuse_aborted)
-        ]
+        size = training.micro_batch_size  # as in evaluation, so it fits into memory
+        generated: list[list[int]] = []
+        for begin in range(0, len(self._tokens), size):
+            batch = self._tokens[begin : begin + size]
+            generated += continued(state, batch, config.max_new_tokens, self._end, refuse_aborted)
         samples = []
-        for prompt, tokens in zip(self.prompts, generated, strict=True):
+        for prompt, tokens in zip(config.prompts, generated, strict=True):
             known = [token for token in tokens if self._tokenizer.id_to_token(token) is not None]
             text: str = self._tokenizer.decode(known, skip_special_tokens=False)
             # Databases do not accept NUL.
@@ -316,9 +309,12 @@ def continued(
     ended_b = torch.zeros_like(last_b, dtype=torch.bool)
     begins = [len(prompt) for prompt in prompts]
     for _ in range(new_tokens):
-        with state.model.predicting():
+        state.model.predicts = True
+        try:
             sequences = token_bt.numpy(force=True)
             likeliest_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
+        finally:
+            state.model.predicts = False
         # Ranks without the head get the tokens from the one that has it.
         next_b = torch.zeros_like(last_b) if likeliest_T is None else likeliest_T.view(-1, length)[rows, last_b]
         pipeline.all_reduce_(next_b, "samples")

@@ -139,9 +139,8 @@ class StepGraph:
                 logger.info("each replayed step is timed, as there is no graph without events: %s", cause)
             self._untimed = captured or self._timed
 
-        timed = self._untimed is None or self._replayed % TIMED_EVERY == 0
+        replayed = self._timed if self._untimed is None or self._replayed % TIMED_EVERY == 0 else self._untimed
         self._replayed += 1
-        replayed = self._timed if timed or self._untimed is None else self._untimed
         replayed.graph.replay()
         self._ledger.replay(self._timed.collectives)
         self._clock.replay(self._timed.parts, timed=replayed is self._timed)
@@ -183,18 +182,14 @@ class StepGraph:
 
 def obstacle(spec: JobSpec, device: torch.device) -> str | None:
     """Return why a job's steps cannot be captured, as far as its spec tells; ``None`` if it is worth trying."""
-    if spec.training.cuda_graphs == "off":
-        return "training.cuda_graphs is off"
-    if spec.parallelism.pipeline_parallel_size > 1:
-        return "the host takes part in a pipeline's schedule"
-    if spec.parallelism.context_parallel_size > 1:
-        return "the host plans who attends to what"
-    if spec.training.attention is not None:
-        return "what sparse attention computes is chosen on the host in each step"
-    if spec.parallelism.keeps_on_host:
-        return "what blocks keep goes to the host's memory and back"
-    if device.type != "cuda":
-        return "the job trains on CPU"
-    if not attends_on_device(spec):
-        return "attention to documents or windows in fp32, or by such heads, takes each by itself"
-    return None
+    training, parallelism, on_device = spec.training, spec.parallelism, attends_on_device(spec)
+    obstacles = (
+        (training.cuda_graphs == "off", "training.cuda_graphs is off"),
+        (parallelism.pipeline_parallel_size > 1, "the host takes part in a pipeline's schedule"),
+        (parallelism.context_parallel_size > 1, "the host plans who attends to what"),
+        (training.attention is not None, "what sparse attention computes is chosen on the host in each step"),
+        (parallelism.keeps_on_host, "what blocks keep goes to the host's memory and back"),
+        (device.type != "cuda", "the job trains on CPU"),
+        (not on_device, "attention to documents or windows in fp32, or by such heads, takes each by itself"),
+    )
+    return next((why for applies, why in obstacles if applies), None)

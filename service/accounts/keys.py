@@ -79,9 +79,6 @@ class _CachedKey:
     until: float
     used_at: datetime | None
 
-    def alive(self) -> bool:
-        return self.expires_at is None or datetime.now(UTC) < self.expires_at
-
 
 class KeyStore:
     """Keys in an SQL database whose tables are up to date. Threads may share a store, and processes a database.
@@ -114,14 +111,9 @@ class KeyStore:
             IdempotencyKeyReused: The idempotency key was used for another request.
             KeyRevoked: The key that the request created has been revoked.
         """
-        row = KeyRow(
-            id="".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH)),
-            name=name,
-            tenant=tenant,
-            scopes=[scope for scope in Scope if scope in scopes],
-            created_at=datetime.now(UTC),
-            expires_at=expires_at,
-        )
+        key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+        ordered, now = [scope for scope in Scope if scope in scopes], datetime.now(UTC)
+        row = KeyRow(id=key_id, name=name, tenant=tenant, scopes=ordered, created_at=now, expires_at=expires_at)
 
         def write() -> tuple[KeyRow, str]:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
@@ -132,7 +124,7 @@ class KeyStore:
                     remedy = "send another Idempotency-Key for a new one"
                     raise KeyRevoked(f"the key {stored.id} that this request created is revoked; {remedy}")
                 key = f"{_PREFIX}_{stored.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
-                stored.sha256 = _sha256(key)
+                stored.sha256 = hashlib.sha256(key.encode()).hexdigest()
                 if earlier is None:
                     session.add(row)
                     if request is not None:
@@ -169,26 +161,23 @@ class KeyStore:
             row.revoked_at = row.revoked_at or datetime.now(UTC)
         self._cached.pop(key_id, None)
 
-    def recall(self, presented: str) -> Principal | None:
-        """Return whose key this is, from the cache; ``None`` if ``verify`` must be called, which may block.
+    def verify(self, presented: str, *, cached_only: bool = False) -> Principal | None:
+        """Return whose key this is; ``None`` if it is invalid, revoked or expired.
 
-        For a cached key, the result is that of ``verify``.
+        Args:
+            presented: The key.
+            cached_only: Look only in the cache, which does not block; ``None``: the database must be asked as well. For
+                a cached key, the result is the same.
         """
-        return self._verify(presented, cached_only=True)
-
-    def verify(self, presented: str) -> Principal | None:
-        """Return whose key this is; ``None`` if it is invalid, revoked or expired."""
-        return self._verify(presented, cached_only=False)
-
-    def _verify(self, presented: str, *, cached_only: bool) -> Principal | None:
         prefix, _, rest = presented.partition("_")
         key_id, _, secret = rest.partition("_")
         well_formed = prefix == _PREFIX and secret and len(key_id) == _ID_LENGTH and set(key_id) <= set(_ID_LETTERS)
         known = self._find(key_id, cached_only=cached_only) if well_formed else None
         if known is None and cached_only:
             return None
-        same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
-        if not same or known is None or not known.alive():
+        sha256 = hashlib.sha256(presented.encode()).hexdigest()
+        same = hmac.compare_digest(sha256, known.sha256 if known else _NOBODYS)
+        if not same or known is None:
             return None
         now = datetime.now(UTC)
         if known.used_at is None or now - known.used_at >= USE_NOTED_EVERY:
@@ -203,28 +192,24 @@ class KeyStore:
     def is_good(self, principal: Principal) -> bool:
         """Whether the key that a request came with is still accepted; with authentication off there was none."""
         known = self._find(principal.key_id) if principal.key_id is not None else None
-        return principal.key_id is None or (known is not None and known.alive())
+        return principal.key_id is None or known is not None
 
     def _find(self, key_id: str, *, cached_only: bool = False) -> _CachedKey | None:
+        """Return a key that is neither revoked nor expired."""
         known = self._cached.get(key_id)
-        if known is not None and time.monotonic() <= known.until:
-            return known
-        if cached_only:
-            return None
-        until = time.monotonic() + REMEMBERED_SECONDS
-        with Session(self._engine) as session:
-            row = session.get(KeyRow, key_id)
-        if row is None or row.revoked_at is not None:
-            self._cached.pop(key_id, None)
-            return None
-        # Only existing keys, so that requests cannot fill the memory.
-        principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
-        self._cached[key_id] = known = _CachedKey(principal, row.sha256, row.expires_at, until, row.last_used_at)
-        return known
-
-
-def _sha256(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+        if known is None or time.monotonic() > known.until:
+            if cached_only:
+                return None
+            until = time.monotonic() + REMEMBERED_SECONDS
+            with Session(self._engine) as session:
+                row = session.get(KeyRow, key_id)
+            if row is None or row.revoked_at is not None:
+                self._cached.pop(key_id, None)
+                return None
+            # Only existing keys, so that requests cannot fill the memory.
+            principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
+            self._cached[key_id] = known = _CachedKey(principal, row.sha256, row.expires_at, until, row.last_used_at)
+        return known if known.expires_at is None or datetime.now(UTC) < known.expires_at else None
 
 
 def _facts(row: KeyRow) -> dict[str, Any]:

@@ -43,26 +43,13 @@ class QuotaStore:
 
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """Return the limits of tenants and of queues, by name."""
+        limits = dict[str, Limit](), dict[str, Limit]()
         with Session(self.store.engine) as session:
-            tenants, queues = (
-                {
-                    row.name: {
-                        name: limit for name, limit in (("GPU", row.gpus), ("CPU", row.cpus)) if limit is not None
-                    }
-                    for row in session.execute(select(table.__table__))
-                }
-                for table in (TenantRow, QueueRow)
-            )
-        return tenants, queues
-
-    def refuse_unknown_queue(self, name: str) -> None:
-        """Check that a queue exists.
-
-        Raises:
-            QueueNotFound: It does not exist.
-        """
-        with self.store.engine.connect() as connection:
-            self.keep_queue(connection, name)
+            for by_name, table in zip(limits, (TenantRow, QueueRow), strict=True):
+                for row in session.execute(select(table.__table__)):
+                    amounts = {"GPU": row.gpus, "CPU": row.cpus}
+                    by_name[row.name] = {name: limit for name, limit in amounts.items() if limit is not None}
+        return limits
 
     def keep_queue(self, connection: Connection, name: str) -> None:
         """Keep a queue from being deleted before the end of the transaction that has put a job in it.
@@ -84,10 +71,7 @@ class QuotaStore:
         counts = self.store.count_by(JobRow.queue)
         return [
             Queue(
-                name=row.name,
-                description=row.description,
-                gpus=row.gpus,
-                cpus=row.cpus,
+                **row._asdict(),
                 used_gpus=allocated[row.name, "GPU"],
                 used_cpus=allocated[row.name, "CPU"],
                 jobs=counts.get(row.name, {}),
@@ -137,14 +121,12 @@ class QuotaStore:
     def tenants(self) -> list[Tenant]:
         """Return all tenants that have jobs or limits, by name, with what their jobs hold."""
         with self.store.engine.connect() as connection:
-            rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
+            rows = {row.name: row._asdict() for row in connection.execute(select(TenantRow.__table__))}
             allocated = self._allocated(connection, lambda job: job.tenant)
         counts = self.store.count_by(JobRow.tenant)
         return [
             Tenant(
-                name=name,
-                gpus=rows[name].gpus if name in rows else None,
-                cpus=rows[name].cpus if name in rows else None,
+                **rows.get(name, {"name": name, "gpus": None, "cpus": None}),
                 used_gpus=allocated[name, "GPU"],
                 used_cpus=allocated[name, "CPU"],
                 jobs=counts.get(name, {}),

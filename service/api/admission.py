@@ -16,7 +16,7 @@ from boost_core.config import JobSpec
 from boost_core.config.base import UnfitField
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, refuse_misread, tokenizer_vocabulary
 from boost_core.config.job import door_problems, uneven_layouts
-from boost_core.config.storage import StorageOptions, giving_up_soon
+from boost_core.config.storage import giving_up_soon
 from boost_core.config.training import BYTES, NamedSource, SourceConfig
 from boost_core.plan.machine import Basis, Fitted, Machine, lacks_precision
 from boost_core.plan.report import Plan, nothing_fits, plan
@@ -24,7 +24,7 @@ from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.run_cost import CONDITIONS, RunConditions
 from service.accounts.tenants_and_queues import QueueNotFound
 from service.api.deps import Context
-from service.api.errors import InvalidDataset, InvalidJob
+from service.api.errors import InvalidDataset, InvalidJob, at_fault
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import JobRecord, Owner
 from service.jobs.outlook import NodeSize, size_of_a_node
@@ -135,10 +135,29 @@ async def check_origin(spec: JobSpec, context: Context, tenant: str, pins: bool)
 
     def refuse_checkpoint() -> None:
         with _refusals(field):
-            options = giving_up_soon(storage_options(spec, context, tenant))
-            refuse_unfit_origin(spec, options, time.monotonic() + context.settings.store_seconds)
-            if pins:
-                _pin_origin(url, context, tenant)
+            options = context.settings.access(tenant, spec.credentials).storage_options()
+            deadline = time.monotonic() + context.settings.store_seconds
+            refuse_unfit_origin(spec, giving_up_soon(options), deadline)
+            if not pins:
+                return
+            # Pin it if it is a single checkpoint: the gang may start long after ``keep_last`` would remove that. Only
+            # that of a job of the same tenant is pinned; the newest of a folder is never removed.
+            there, step = located(url)
+            with suppress(JobNotFound):
+                job = context.store.get(there.url.rpartition("/")[2])
+                if step is None or job.tenant != tenant or job.spec.checkpoint.keep_last is None:
+                    return
+                # A job may start from what cannot be pinned: where the store refuses it, or the credentials of the
+                # other job are gone.
+                try:
+                    options = context.settings.access(tenant, job.spec.credentials).storage_options()
+                    folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(options))
+                    if folder.url.removeprefix("file://") == there.url.removeprefix("file://"):
+                        folder.pin(step)
+                except FileNotFoundError:  # it has just been removed
+                    raise
+                except Exception as error:  # stores raise types of their own
+                    logger.warning("the checkpoint %s, from which a job is to start, cannot be pinned: %s", url, error)
 
     await context.stores.run(tenant, f"{field} {url!r}", refuse_checkpoint)
 
@@ -161,7 +180,7 @@ def record_job(
     """
 
     def in_queue(connection: Connection) -> None:
-        with _known_queue(job.spec):
+        with at_fault("queue", QueueNotFound, value=job.spec.queue):
             context.quotas.keep_queue(connection, job.spec.queue)
         alongside(connection)
 
@@ -189,17 +208,14 @@ def conditions_of(job: JobSpec, context: Context, tenant: str, requested: RunCon
         tenant: The job's tenant.
         requested: What the request says; the rest is the operator's price, and what is measured of the job's store.
     """
-    price, rate = requested.gpu_hour_price, requested.store_gigabytes_per_second
-    if rate is None:
+    known = dict[str, float | None]()
+    if requested.gpu_hour_price is None:
+        known["gpu_hour_price"] = context.settings.gpu_hour_price
+    if requested.store_gigabytes_per_second is None:
         folder = job.checkpoint.url or context.settings.checkpoint_root
-        measured = context.store.checkpoint_bandwidth(tenant, folder)
-        rate = None if measured is None else measured / 1e9
-    return requested.model_copy(
-        update={
-            "gpu_hour_price": context.settings.gpu_hour_price if price is None else price,
-            "store_gigabytes_per_second": rate,
-        }
-    )
+        if (measured := context.store.checkpoint_bandwidth(tenant, folder)) is not None:
+            known["store_gigabytes_per_second"] = measured / 1e9
+    return requested.model_copy(update=known)
 
 
 async def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: Context, tenant: str) -> Plan:
@@ -209,10 +225,8 @@ async def planned(job: JobSpec, machine: Machine, conditions: RunConditions, con
         InvalidJob: It has no plan: a layout has more ranks than any known network, or other stages than are listed.
         RateLimited: Too many plans of the tenant wait to be made.
     """
-    try:
+    with at_fault("parallelism", ValueError):
         made = await context.plans.run(tenant, partial(plan, job, machine, conditions))
-    except ValueError as error:
-        raise InvalidJob([FieldError(field="parallelism", message=str(error))]) from error
     shares = [(job.data.dataset, 1.0), *((each.dataset, each.weight) for each in job.data.mixture)]
     known = await run_in_threadpool(context.datasets.some, {name for name, _ in shares if name is not None}, tenant)
     whole = sum(weight for _, weight in job.data.sources)
@@ -348,64 +362,21 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> 
 def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
     spec = job.spec
     errors = refused_places(named_places(spec), context.settings.prefixes(), tenant)
-    errors += [
-        FieldError(field=".".join(each.field), message=each.message, value=each.value)
-        for each in (*door_problems(spec.training), *uneven_layouts(spec))
-    ]
+    errors += map(FieldError.of, (*door_problems(spec.training), *uneven_layouts(spec)))
     if errors:
         raise InvalidJob(errors)
     if problem := lacks_precision(spec):
         raise InvalidJob([FieldError(field="training.precision", message=problem)])
     if problem := nothing_fits(spec, job.basis.machine(spec)):
         raise InvalidJob([FieldError(field="elasticity" if spec.elasticity else "parallelism", message=problem)])
-    with _known_queue(spec):
-        context.quotas.refuse_unknown_queue(spec.queue)
-    try:
-        options = storage_options(spec, context, tenant)
-    except SecretUnusable as error:
-        raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
+    with at_fault("queue", QueueNotFound, value=spec.queue), context.store.engine.connect() as connection:
+        context.quotas.keep_queue(connection, spec.queue)
+    with at_fault("credentials", SecretUnusable):
+        options = context.settings.access(tenant, spec.credentials).storage_options()
     if errors := tracker_errors(spec, context.settings, tenant):
         raise InvalidJob(errors)
     with _refusals("data"):
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
-
-
-def _pin_origin(url: str, context: Context, tenant: str) -> None:
-    """Pin a single checkpoint that a job is to start from: its gang may start long after ``keep_last`` would remove it.
-
-    Only that of a job of the same tenant is pinned; the newest of a folder is never removed. A job may start from what
-    cannot be pinned: where the store refuses it, or the credentials of the other job are gone.
-    """
-    there, step = located(url)
-    with suppress(JobNotFound):
-        job = context.store.get(there.url.rpartition("/")[2])
-        if step is None or job.tenant != tenant or job.spec.checkpoint.keep_last is None:
-            return
-        try:
-            folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(storage_options(job.spec, context, tenant)))
-            if folder.url.removeprefix("file://") == there.url.removeprefix("file://"):
-                folder.pin(step)
-        except FileNotFoundError:  # it has just been removed
-            raise
-        except Exception as error:  # stores raise types of their own
-            logger.warning("the checkpoint %s, from which a job is to start, cannot be pinned: %s", url, error)
-
-
-def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions:
-    """Options for reaching a job's files: its credentials, and the folders that its tenant may use.
-
-    Raises:
-        SecretUnusable: The secret that the job names is missing or malformed.
-    """
-    return context.settings.access(tenant, spec.credentials).storage_options()
-
-
-@contextmanager
-def _known_queue(spec: JobSpec) -> Iterator[None]:
-    try:
-        yield
-    except QueueNotFound as error:
-        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
 
 
 @contextmanager

@@ -184,7 +184,7 @@ class Gate:
         if presented is None:
             self.limits.addresses.count(network_of(address))
             raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
-        principal = self.keys.recall(presented) or await to_thread.run_sync(
+        principal = self.keys.verify(presented, cached_only=True) or await to_thread.run_sync(
             self.keys.verify, presented, limiter=self.limits.key_threads
         )
         if principal is None:

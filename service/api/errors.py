@@ -1,22 +1,14 @@
 """Errors as problem+json (RFC 9457): for what the API refuses a request, and how exceptions map to responses."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
-from sqlalchemy.exc import (
-    DatabaseError,
-    DisconnectionError,
-    InterfaceError,
-    InternalError,
-    OperationalError,
-    SQLAlchemyError,
-    TimeoutError,  # noqa: A004
-)
+from sqlalchemy import exc
 from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
@@ -59,7 +51,7 @@ class RateLimited(RuntimeError):
 
 MEDIA_TYPE = "application/problem+json"
 
-_MOST_FAULTS = 50  # reported per request: a megabyte of them would keep the service busy for a minute
+MOST_FAULTS = 50  # reported per request: a megabyte of them would keep the service busy for a minute
 
 
 class InvalidJob(ValueError):
@@ -71,19 +63,22 @@ class InvalidJob(ValueError):
     """
 
     def __init__(self, errors: Sequence[FieldError], left_out: int = 0) -> None:
-        self.errors = errors[:_MOST_FAULTS]
+        self.errors = errors[:MOST_FAULTS]
         self.left_out = left_out + len(errors) - len(self.errors)
         super().__init__("; ".join(f"{error.field}: {error.message}" for error in self.errors))
-
-    @classmethod
-    def of(cls, error: ValidationError, model: type[BaseModel]) -> Self:
-        """Convert pydantic's errors in a job or another model."""
-        faults = error.errors(include_url=False)
-        return cls(job_errors(faults[:_MOST_FAULTS], model), max(0, len(faults) - _MOST_FAULTS))
 
 
 class InvalidDataset(InvalidJob):
     """The same for a dataset."""
+
+
+@contextmanager
+def at_fault(field: str, *raised: type[Exception], value: str | None = None) -> Iterator[None]:
+    """Raise some exceptions as ``InvalidJob``, with their message for a field, and its value if that is to be shown."""
+    try:
+        yield
+    except raised as error:
+        raise InvalidJob([FieldError(field=field, message=str(error), value=value)]) from error
 
 
 class NotReady(RuntimeError):
@@ -139,7 +134,7 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     StoreUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
 }
 # SQLAlchemy's errors for a database that is down or has no connections left, but not for a faulty query.
-_DATABASE_AWAY = (OperationalError, InternalError, InterfaceError, DisconnectionError, TimeoutError)
+_DATABASE_AWAY = (exc.OperationalError, exc.InternalError, exc.InterfaceError, exc.DisconnectionError, exc.TimeoutError)
 _RETRY_SECONDS = "5"
 _log = logging.getLogger(__name__)
 
@@ -172,7 +167,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     match error:
         case RequestValidationError():
             faults, fields = error.errors(), list[FieldError]()
-            for entry in faults[:_MOST_FAULTS]:
+            for entry in faults[:MOST_FAULTS]:
                 place, *path = entry["loc"]
                 if entry["type"] == "json_invalid":
                     fields.append(FieldError(field="body", message=entry["ctx"]["error"]))
@@ -185,7 +180,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         case InvalidJob():
             code = "invalid-dataset" if isinstance(error, InvalidDataset) else "invalid-job"
             errors, left_out = error.errors, error.left_out
-        case SQLAlchemyError():
+        case exc.SQLAlchemyError():
             fault = fault_of(error)
             if fault is None and not isinstance(error, _DATABASE_AWAY):
                 raise error  # a faulty query of the service's own
@@ -219,14 +214,9 @@ async def _answer(request: Request, error: Exception) -> Response:
         detail = "; ".join(f"{field.field}: {field.message}" for field in errors)
         if left_out:
             detail += f"; and {left_out} more (fix these first)"
+    urn, title = f"urn:boost:problem:{code}", code.replace("-", " ").capitalize()
     problem = Problem(
-        type=f"urn:boost:problem:{code}",
-        code=code,
-        title=code.replace("-", " ").capitalize(),
-        status=status,
-        detail=detail,
-        instance=request.url.path,
-        errors=list(errors),
+        type=urn, code=code, title=title, status=status, detail=detail, instance=request.url.path, errors=list(errors)
     )
     return Response(problem.model_dump_json(exclude_none=True), status, dict(headers or {}), MEDIA_TYPE)
 
@@ -252,7 +242,7 @@ async def _internal_error(request: Request, _: Exception) -> Response:
 
 # Every error is answered with a problem.
 HANDLERS: dict[int | type[Exception], Callable[[Request, Exception], Coroutine[Any, Any, Response]]] = {
-    **dict.fromkeys((RequestValidationError, InvalidJob, *_PROBLEMS, *_DATABASE_AWAY, DatabaseError), _answer),
+    **dict.fromkeys((RequestValidationError, InvalidJob, *_PROBLEMS, *_DATABASE_AWAY, exc.DatabaseError), _answer),
     HTTPException: _answer,
     Exception: _internal_error,
 }

@@ -17,10 +17,9 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import filterfalse
-from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -63,6 +62,7 @@ def read_events(store: JobStore, job_id: str, after: int, selection: EventFilter
     return events
 
 
+@dataclass(eq=False)
 class Feed:
     """The newest events of a job, for all streams that follow it.
 
@@ -78,17 +78,16 @@ class Feed:
         changed: Set, and replaced, when there is something new.
     """
 
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self.followers: set[Follower] = set()
-        self.version, self.finished = 0, False
-        self.newest: int | None = None
-        self.start = 0
-        self.stale = asyncio.Event()
-        self.stale.set()
-        self.size = 0
-        self._events: list[EncodedEvent] = []
-        self.changed = asyncio.Event()
+    job_id: str
+    followers: "set[Follower]" = field(default_factory=set)
+    version: int = 0
+    finished: bool = False
+    newest: int | None = None
+    start: int = 0
+    size: int = 0
+    stale: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _events: list[EncodedEvent] = field(default_factory=list)
 
     def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
         """Take what was read: the job's position, then its next events; a full batch means there may be more."""
@@ -185,7 +184,6 @@ RETRY_SECONDS = 1.0
 
 _THREADS, _THREADS_PER_TENANT = 4, 2  # that read new events, and as many old ones; other requests have their own
 
-_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
 
@@ -273,7 +271,7 @@ class Feeds:
             await feed.stale.wait()
             feed.stale.clear()
             try:
-                position, events = await self._in_thread(read_on)
+                position, events = await anyio.to_thread.run_sync(read_on, limiter=self._threads)
             except SQLAlchemyError:  # the next poll finds that there is more to read
                 self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
             except Exception:
@@ -299,16 +297,16 @@ class Feeds:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 senders = {follower.who for feed in self._feeds.values() for follower in feed.followers}
-                bad: set[Principal] = await self._in_thread(partial(set, filterfalse(self._keys.is_good, senders)))
+                find_bad = partial(set[Principal], filterfalse(self._keys.is_good, senders))
+                bad = await anyio.to_thread.run_sync(find_bad, limiter=self._threads)
                 if bad:
                     for feed in self._feeds.values():
                         feed.end(bad.__contains__)
                 if time.monotonic() >= self._next_look:
-                    self._next_look = time.monotonic() + (
-                        LOOK_SECONDS_WHEN_NOTIFIED if self._is_notified else LOOK_SECONDS
-                    )
-                    followed = list(self._feeds)
-                    for job_id, version in (await self._in_thread(partial(self._store.versions, followed))).items():
+                    pause = LOOK_SECONDS_WHEN_NOTIFIED if self._is_notified else LOOK_SECONDS
+                    self._next_look = time.monotonic() + pause
+                    look = partial(self._store.versions, list(self._feeds))
+                    for job_id, version in (await anyio.to_thread.run_sync(look, limiter=self._threads)).items():
                         self._note(job_id, version)
                 is_away = False
             except Exception as error:
@@ -324,7 +322,7 @@ class Feeds:
             try:
                 probe = uuid.uuid4().hex
                 async with listening(self._store.engine) as writes:
-                    await self._in_thread(partial(send_probe, self._store.engine, probe))
+                    await anyio.to_thread.run_sync(send_probe, self._store.engine, probe, limiter=self._threads)
                     async for job_id, version in writes:
                         if job_id == probe:
                             self._is_notified = True
@@ -337,6 +335,3 @@ class Feeds:
             self._is_notified = False
             self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)
-
-    async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
-        return await anyio.to_thread.run_sync(work, limiter=self._threads)

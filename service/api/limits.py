@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,8 +68,7 @@ class Window:
         """
         now = time.monotonic()
         if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
-            before = now - self.seconds
-            self._counted = {sender: times for sender, times in self._counted.items() if times[-1] > before}
+            self._counted = {sender: times for sender, times in self._counted.items() if times[-1] > now - self.seconds}
             if len(self._counted) >= _MOST_COUNTED:
                 self._counted.clear()
         times = self._counted.setdefault(who, deque(maxlen=self.most))
@@ -252,19 +251,12 @@ class StoreAccess:
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 self._waiting.add(deadline)
-                await own.acquire()
-                try:
-                    await self._all.acquire()
-                except asyncio.CancelledError:
-                    own.release()
-                    raise
-                has_slot = True
-                try:
+                async with AsyncExitStack() as slots:  # released here only if no thread starts
+                    await slots.enter_async_context(own)
+                    await slots.enter_async_context(self._all)
+                    has_slot = True
                     threading.Thread(target=work, name="store", daemon=True).start()
-                except RuntimeError:  # no more threads can be started
-                    own.release()
-                    self._all.release()
-                    raise
+                    slots.pop_all()  # ``settle`` releases them
                 return await outcome
         except TimeoutError as error:
             if not deadline.expired():

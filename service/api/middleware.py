@@ -90,9 +90,7 @@ class Measuring:
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, paths: Iterable[str]) -> None:
         self._app, self._metrics = app, metrics
-        self._routes: list[tuple[re.Pattern[str], str]] = [
-            (compile_path(path)[0], path) for path in dict.fromkeys(paths)
-        ]
+        self._routes = [(compile_path(path)[0], path) for path in dict.fromkeys(paths)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request and measure it."""
@@ -106,10 +104,8 @@ class Measuring:
             if message["type"] == "http.response.start":
                 is_answered = True
                 self._metrics.requests.labels(*labels, str(message["status"])).inc()
-                if any(
-                    name == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in message["headers"]
-                ):
-                    streams = True
+                streams = dict(message["headers"]).get(b"content-type", b"").startswith(_EVENT_STREAM)
+                if streams:
                     self._metrics.streams.inc()
             await send(message)
 

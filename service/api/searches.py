@@ -21,8 +21,7 @@ from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.run_cost import CONDITIONS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
-from service.api.errors import InvalidJob, RateLimited
-from service.models.problems import FieldError
+from service.api.errors import RateLimited, at_fault
 
 _SECONDS = 20.0
 _TOGETHER = 2
@@ -90,11 +89,8 @@ class _Results(Generic[Answer]):
             if key in self._answers:
                 self._answers.move_to_end(key)
                 return self._answers[key]
-        with self.turns.of(tenant):
-            try:
-                answer = search()
-            except (TooLong, SearchFailed) as error:
-                raise InvalidJob([FieldError(field=field, message=str(error))]) from error
+        with self.turns.of(tenant), at_fault(field, TooLong, SearchFailed):
+            answer = search()
         with self._lock:
             self._answers[key] = answer
             if len(self._answers) > self.most:
@@ -133,15 +129,12 @@ class Searches:
             RateLimited: The tenant has a search under way, or too many others have.
         """
         saves, copies = job.checkpoint, job.fault_tolerance.memory_copy_every_steps
-        often = CheckpointConfig(
-            every_steps=saves.every_steps, keep_last=saves.keep_last, store_wait_seconds=saves.store_wait_seconds
-        )
+        often = CheckpointConfig(**saves.model_dump(include={"every_steps", "keep_last", "store_wait_seconds"}))
         recovery = FaultToleranceConfig(memory_copy_every_steps=copies)
         matters = {"elasticity": None, "checkpoint": often, "fault_tolerance": recovery}
         shape = _without_what_does_not_matter(job).model_copy(update=matters)
-        corrections = [fitted] if fitted else []
         search = partial(search_apart, job, requested, _SECONDS, fitted, conditions)
-        return self._plans.get(search, tenant, "search", shape, requested, conditions, *corrections)
+        return self._plans.get(search, tenant, "search", shape, requested, conditions, *filter(None, [fitted]))
 
     def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
         """Return the layouts of a job with ``layouts: auto``, without a search if the same was requested before.
@@ -163,19 +156,13 @@ class Searches:
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
     """The job with defaults for everything that affects neither its layouts nor the best ways to train it."""
     every = spec.fault_tolerance.memory_copy_every_steps  # copies take hosts' memory
-    return spec.with_layouts(None).model_copy(
-        update={
-            "name": "auto",
-            "training": spec.training.model_copy(update={"seed": 0, "sample": None}),
-            "data": DataConfig(source=_TOKENS, documents_apart=spec.data.documents_apart),
-            "checkpoint": CheckpointConfig(),
-            "fault_tolerance": FaultToleranceConfig(memory_copy_every_steps=every and 10),
-            "trackers": TrackersConfig(),
-            "queue": "default",
-            "credentials": None,
-            "priority": 0,
-            "group": None,
-            "tags": (),
-            "notes": "",
-        }
-    )
+    described = "queue", "credentials", "priority", "group", "tags", "notes"
+    defaults = {field: JobSpec.model_fields[field].get_default() for field in described} | {
+        "name": "auto",
+        "training": spec.training.model_copy(update={"seed": 0, "sample": None}),
+        "data": DataConfig(source=_TOKENS, documents_apart=spec.data.documents_apart),
+        "checkpoint": CheckpointConfig(),
+        "fault_tolerance": FaultToleranceConfig(memory_copy_every_steps=every and 10),
+        "trackers": TrackersConfig(),
+    }
+    return spec.with_layouts(None).model_copy(update=defaults)

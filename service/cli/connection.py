@@ -3,10 +3,9 @@
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from service.cli.console import BadInput, read_settings
 from service.client import Client
@@ -18,17 +17,13 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Login(BaseModel):
-    """A service and the API key for it."""
+    """A service and the API key for it, as ``boost login`` writes them."""
 
     model_config = ConfigDict(frozen=True)
 
     url: str
     api_key: SecretStr
     ca_file: Path | None = None
-
-    @field_serializer("api_key", when_used="json")
-    def _shown(self, key: SecretStr) -> str:
-        return key.get_secret_value()
 
 
 def read_login(path: Path) -> Login | None:
@@ -46,26 +41,6 @@ def read_login(path: Path) -> Login | None:
     except (OSError, ValidationError):
         # Not pydantic's message, which would show the file's contents.
         raise BadInput(f"{path} is not what `boost login` writes, or cannot be read; sign in again") from None
-
-
-def write_login(path: Path, login: Login) -> None:
-    """Write the login file atomically, readable by its owner only.
-
-    Raises:
-        BadInput: The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, delete=False) as file:  # created with mode 0600
-            try:
-                file.write(login.model_dump_json(indent=2).encode())
-                file.flush()
-                Path(file.name).replace(path)
-            except OSError:
-                Path(file.name).unlink()
-                raise
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error}; name another file with BOOST_CONFIG") from error
 
 
 def open_client(url: str | None, **options: Any) -> Client:

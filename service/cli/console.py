@@ -6,8 +6,8 @@ failure is one readable line per problem, and an exit status that tells what kin
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from http import HTTPStatus
@@ -23,7 +23,6 @@ from yaml import YAMLError
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.base import StoreUnusable, in_lines, read_yaml, stores_in_words
-from boost_core.config.nanotron import Imported, import_config
 from boost_core.plan.machine import MeasuredProfile
 from boost_core.terminal import columns_here, printable, table_lines, wrapped
 from service.client import ApiError, ServiceUnreachable
@@ -136,9 +135,9 @@ def print_line(console: Console, line: str, style: str | None = None, hang: int 
     console.print(text, markup=False, soft_wrap=True, style=style)
 
 
-def number(value: float | None) -> str:
-    """Format a number as short as possible; a dash for ``None``."""
-    return "-" if value is None else f"{value:g}"
+def number(value: float | None, form: str = "g") -> str:
+    """Format a number, as short as possible by default; a dash for ``None``."""
+    return "-" if value is None else format(value, form)
 
 
 # Failures, and the reading of files, which may fail.
@@ -206,21 +205,20 @@ class ReadableErrors(TyperGroup):
             raise _exit([in_lines(error)], ExitStatus.BAD_INPUT if error.filename else ExitStatus.FAILED) from error
 
 
-def read_foreign_config(path: Path) -> Imported:
-    """Convert a nanotron configuration into a job, valid but for the fields still to be set, and list what was lost.
+@contextmanager
+def bad_input(prefix: str = "", model: type[BaseModel] = JobSpec) -> Iterator[None]:
+    """Raise what is wrong with a file or an option as ``BadInput``, a line for each field.
 
-    Raises:
-        BadInput: It does not make a valid job.
-        OSError: It cannot be read.
+    Args:
+        prefix: Begins each line.
+        model: What is read.
     """
     try:
-        imported = import_config(path)
-        JobSpec.model_validate({section: fields for section, fields in imported.job.items() if section != "data"})
+        yield
     except ValidationError as error:
-        raise BadInput(*_field_lines(job_errors(error.errors()))) from error
-    except ValueError as error:
-        raise BadInput(*str(error).splitlines()) from error
-    return imported
+        raise BadInput(*(prefix + line for line in _field_lines(job_errors(error.errors(), model)))) from error
+    except (ValueError, YAMLError) as error:
+        raise BadInput(f"{prefix}{error}") from error
 
 
 def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
@@ -234,14 +232,10 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         BadInput: It is not a valid job.
         OSError: It cannot be read.
     """
-    try:
+    with bad_input():
         spec = load_job(path)
         replaced = {field: value for field, value in (changes or {}).items() if value is not None}
         return JobSpec.model_validate(spec.model_dump(mode="json") | replaced) if replaced else spec
-    except ValidationError as error:
-        raise BadInput(*_field_lines(job_errors(error.errors()))) from error
-    except ValueError as error:
-        raise BadInput(str(error)) from error
 
 
 def read_yaml_as(model: type[Model], path: Path, inlined: str | None = None) -> Model:
@@ -256,17 +250,12 @@ def read_yaml_as(model: type[Model], path: Path, inlined: str | None = None) -> 
         BadInput: It is not valid.
         OSError: It cannot be read.
     """
-    try:
+    with bad_input(f"{path}: ", model):
         content = read_yaml(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and isinstance(content.get(inlined), str):
             other = path.parent / content[inlined]
             content = content | {inlined: read_yaml(other.read_text(encoding="utf-8"))}
         return model.model_validate(content)
-    except ValidationError as error:
-        lines = _field_lines(job_errors(error.errors(), model))
-        raise BadInput(*(f"{path}: {line}" for line in lines)) from error
-    except (ValueError, YAMLError) as error:
-        raise BadInput(f"{path}: {error}") from error
 
 
 def read_profile(path: Path) -> MeasuredProfile:
@@ -276,23 +265,21 @@ def read_profile(path: Path) -> MeasuredProfile:
         BadInput: It is not a profile.
         OSError: It cannot be read.
     """
-    try:
+    with bad_input(f"{path}: "):
         return MeasuredProfile.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
 
 
 def read_settings(**options: Any) -> Settings:
     """Read the settings from the environment.
 
     Args:
-        **options: Settings given on the command line, which take precedence.
+        **options: Settings given on the command line, which take precedence; ``None`` for those that are not.
 
     Raises:
         BadInput: A variable has an invalid value.
     """
     try:
-        return Settings(**options)
+        return Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         # A default derived from an invalid variable is not an error of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]

@@ -4,8 +4,8 @@ Following a job shows a live progress bar on a terminal, and plain lines elsewhe
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import typer
@@ -16,19 +16,6 @@ from rich.table import Column
 
 from boost_core import messages
 from boost_core.config.base import counted
-from boost_core.messages import (
-    Report,
-    Score,
-    Scores,
-    StepReport,
-    changes_in_words,
-    comparison_in_words,
-    layout_in_words,
-    numbers_of,
-    report_adapter,
-    restart_in_words,
-    validation_in_words,
-)
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.terminal import duration
 from service.cli.connection import retry_longer
@@ -68,12 +55,14 @@ def facts(
     elif job.pause_requested and job.has_gang:
         requested = ", to be paused"
     yield "state", f"{job.state} ({job.reason}){requested}"
-    yield "message", _as_of(job, job.message)
+    seen = f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: " if job.last_seen else ""
+    yield "message", seen + job.message
     if job.last_seen:
         yield "not seen", f"since {job.last_seen.astimezone():%Y-%m-%d %H:%M:%S}: {job.waiting_for}"
     elif job.waiting_for:
         yield "waits for", job.waiting_for
-    yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago) by {job.submitted_by}"
+    ago = duration((datetime.now(UTC) - job.submitted_at).total_seconds())
+    yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({ago} ago) by {job.submitted_by}"
     yield "tenant", job.tenant
     yield "queue", f"{job.queue}, priority {job.spec.priority}"
     if job.spec.group:
@@ -89,7 +78,7 @@ def facts(
         yield "origin", f"{how} the newest checkpoint in {origin[1]}"
     yield "attempts", str(job.attempt)
     if job.shape:
-        yield "layout", f"{layout_in_words(job.shape)}: {', '.join(dict.fromkeys(job.shape.nodes))}"
+        yield "layout", f"{messages.layout_in_words(job.shape)}: {', '.join(dict.fromkeys(job.shape.nodes))}"
     else:
         yield "layout", "not formed yet" if job.spec.leaves_layouts else f"{job.present_layout}; not formed yet"
     elasticity = job.spec.elasticity
@@ -104,7 +93,7 @@ def facts(
     causes = ", ".join(f"{count} {cause}" for cause, count in job.restart_counts.items())
     yield "restarts", f"{sum(job.restart_counts.values())}" + (f" ({causes})" if causes else "")
     for restart in job.restarts[-_SHOWN_RESTARTS:]:
-        yield "", f"{restart.time.astimezone():%H:%M:%S}  {restart_in_words(restart)}"
+        yield "", f"{restart.time.astimezone():%H:%M:%S}  {messages.restart_in_words(restart)}"
     goodput = as_of(job.goodput, datetime.now(UTC))
     seconds = goodput.total.total_seconds()
     shares = [
@@ -116,24 +105,28 @@ def facts(
     yield "step", f"{step(job)}, on {job.spec.training.total_tokens:,} tokens in all"
     before = job.spec.steering
     for steer in job.steers:
-        changes = changes_in_words(before.changes_to(steer.steering))
+        changes = messages.changes_in_words(before.changes_to(steer.steering))
         waits = "the job ended before" if job.finished else "waits for its gang"
         yield "to change", f"{changes}, as {steer.by} has asked; {waits}"
         before = steer.steering
     for stage, after in zip(job.spec.steered, [*job.spec.steered, job.spec.steering][1:], strict=True):
-        changes = changes_in_words(stage.changes_to(after))
+        changes = messages.changes_in_words(stage.changes_to(after))
         yield "changed", f"from step {stage.until_step + 1} on: {changes}, by {stage.changed_by}"
     if job.progress:
-        yield "newest step", numbers_of(job.progress)
+        yield "newest step", messages.numbers_of(job.progress)
     if job.comparison:
-        yield "versus plan", comparison_in_words(job.comparison)
+        yield "versus plan", messages.comparison_in_words(job.comparison)
     if job.evaluation:
         newest = job.evaluation
-        words = validation_in_words(newest)
+        words = messages.validation_in_words(newest)
         yield "validation", f"loss {words} at step {newest.step}, unigram {newest.unigram_entropy:.4f}"
-        yield from (("", f"{each.name} {validation_in_words(each)}") for each in newest.sets)
+        yield from (("", f"{each.name} {messages.validation_in_words(each)}") for each in newest.sets)
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
-    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
+    lines = [
+        f"{score.task} {score.metric} {value_in_words(score)} at step {each.step}"
+        for each in evaluations
+        for score in each.scores
+    ]
     yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
     for tracker in trackers:
         behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
@@ -141,12 +134,7 @@ def facts(
         yield tracker.kind, f"{tracker.place or 'not reached yet'}{behind}{problem}"
 
 
-def score_in_words(score: Score) -> str:
-    """Return a score with its task and metric."""
-    return f"{score.task} {score.metric} {value_in_words(score)}"
-
-
-def value_in_words(score: Score) -> str:
+def value_in_words(score: messages.Score) -> str:
     """Return a score's value with its standard error, and on how much it was measured."""
     value = "not finite" if score.value is None else f"{score.value:.4f}"
     error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
@@ -158,20 +146,10 @@ def step(job: JobRecord) -> str:
     return f"{job.progress.step if job.progress else job.goodput.highest_step}/{job.spec.training.steps}"
 
 
-def loss(job: JobRecord) -> str:
-    """Return the newest step's loss."""
-    return f"{job.progress.loss:.4f}" if job.progress else "-"
-
-
-def age(job: JobRecord) -> str:
-    """Return how long ago the job was submitted."""
-    return duration((datetime.now(UTC) - job.submitted_at).total_seconds())
-
-
 def news(job: JobRecord) -> str:
     """Return what the job waits for, or else what last happened to it, and when that is from if it may be outdated."""
     if job.last_seen:
-        return f"{_as_of(job, job.message)}; {job.waiting_for}"
+        return f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: {job.message}; {job.waiting_for}"
     return job.waiting_for or job.message
 
 
@@ -182,16 +160,12 @@ def productive_share(job: JobRecord) -> str:
     return f"{goodput.productive / seconds:.0%}" if seconds else "-"
 
 
-def _as_of(job: JobRecord, text: str) -> str:
-    return f"as last seen at {job.last_seen.astimezone():%H:%M:%S}: {text}" if job.last_seen else text
-
-
-def report_of(event: JobEvent) -> Report | None:
+def report_of(event: JobEvent) -> messages.Report | None:
     """Return the trainer's report in an event; ``None`` for the service's own events and reports of newer trainers."""
     if event.kind in _OF_THE_SERVICE:
         return None
     try:
-        return report_adapter.validate_python(event.data)
+        return messages.report_adapter.validate_python(event.data)
     except ValidationError:
         return None
 
@@ -204,12 +178,13 @@ def line_of(event: JobEvent) -> str:
     else:
         match event.kind:
             case "patch":
-                text = f"changed: {changes_in_words(data)}"
+                text = f"changed: {messages.changes_in_words(data)}"
             case "drill":
                 when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
                 text = f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
             case "scores":
-                listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
+                scores = messages.Scores.model_validate(data).scores
+                listed = "; ".join(f"{score.task} {score.metric} {value_in_words(score)}" for score in scores)
                 text = f"step {data['step']}  scores: {listed}"
             case "layouts":
                 chosen = ChosenLayouts.model_validate(data)
@@ -225,17 +200,36 @@ def line_of(event: JobEvent) -> str:
 def follow(client: Client, job_id: str, console: Console, kinds: Sequence[EventKind] = ()) -> JobRecord:
     """Show a job's events from the first one until the job has ended, and return its final record.
 
-    Those of some kinds, or without any given, all but the frequent ones that feed curves and gauges.
+    Those of some kinds, or without any given, all but the frequent ones that feed curves and gauges. Of steps, a
+    terminal shows a progress bar; elsewhere one has a line every few seconds.
 
     Raises:
         ApiError: There is no such job.
         ServiceUnreachable: The service has gone away.
     """
     retry_longer(client)
-    with _view(console) as show:
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(None, table_column=Column(max_width=40)),  # narrower where the numbers need the room
+        TextColumn("{task.description}", markup=False),
+    )
+    quiet_until = 0.0
+    with Progress(*columns, console=console) if console.is_terminal else nullcontext() as progress:
+        bar = progress.add_task("", total=1, visible=False) if progress else None
         for event in client.events(job_id, kinds=kinds):
-            if event.kind in (kinds or _SHOWN):
-                show(event)
+            if event.kind not in (kinds or _SHOWN):
+                continue
+            report = report_of(event)
+            if isinstance(report, messages.StepReport):
+                if progress and bar is not None:
+                    numbers = f"{messages.numbers_of(report)}  ETA {duration(report.eta_seconds)}"
+                    progress.update(bar, completed=report.step, total=report.steps, description=numbers, visible=True)
+                    continue
+                if report.step < report.steps:
+                    if time.monotonic() < quiet_until:
+                        continue
+                    quiet_until = time.monotonic() + _PLAIN_SECONDS
+            print_line(console, line_of(event))
     return client.get(job_id)
 
 
@@ -263,39 +257,3 @@ def exit_as(job: JobRecord) -> None:
     """
     if job.finished and job.state is not JobState.SUCCEEDED:
         raise typer.Exit(ExitStatus.FAILED)
-
-
-@contextmanager
-def _view(console: Console) -> Iterator[Callable[[JobEvent], None]]:
-    """Show events as lines. Of steps, a terminal shows a progress bar; elsewhere one has a line every few seconds."""
-    quiet_until = 0.0
-
-    def show_plainly(event: JobEvent) -> None:
-        nonlocal quiet_until
-        report = report_of(event)
-        if isinstance(report, StepReport) and report.step < report.steps:
-            if time.monotonic() < quiet_until:
-                return
-            quiet_until = time.monotonic() + _PLAIN_SECONDS
-        print_line(console, line_of(event))
-
-    if not console.is_terminal:
-        yield show_plainly
-        return
-    columns = (
-        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(None, table_column=Column(max_width=40)),  # narrower where the numbers need the room
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=1, visible=False)
-
-        def show(event: JobEvent) -> None:
-            report = report_of(event)
-            if not isinstance(report, StepReport):
-                print_line(console, line_of(event))
-                return
-            description = f"{numbers_of(report)}  ETA {duration(report.eta_seconds)}"
-            progress.update(bar, completed=report.step, total=report.steps, description=description, visible=True)
-
-        yield show

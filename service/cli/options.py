@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -77,45 +78,19 @@ def jobs_of(context: typer.Context, jobs: list[str] | None) -> list[str]:
     return [job_of(context, job) for job in jobs or ()]
 
 
+def _job_argument(metavar: str, about: str, callback: Callable[..., Any]) -> Any:
+    """An argument that names jobs."""
+    return typer.Argument(metavar=metavar, help=about, autocompletion=complete_job_ids, callback=callback)
+
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
-JobId = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID",
-        help="ID or name of a job; `boost ls` lists them.",
-        autocompletion=complete_job_ids,
-        callback=job_of,
-    ),
-]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="URL of the service (default: BOOST_URL, else the service of `boost login`, else this machine).",
-        is_eager=True,  # before arguments that it is needed for
-    ),
-]
-JobIds = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[ID]...", help="IDs or names of jobs.", autocompletion=complete_job_ids, callback=jobs_of),
-]
-JobOrCheckpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB|CHECKPOINT",
-        help="A job, a folder of checkpoints, or one checkpoint: a path, file:// or s3://.",
-        autocompletion=complete_job_ids,
-        callback=job_or_place,
-    ),
-]
-JobOrFolder = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID|URL",
-        help="A job, or a folder: a path, file:// or s3://.",
-        autocompletion=complete_job_ids,
-        callback=job_or_place,
-    ),
-]
+JobId = Annotated[str, _job_argument("ID", "ID or name of a job; `boost ls` lists them.", job_of)]
+_URL_HELP = "URL of the service (default: BOOST_URL, else the service of `boost login`, else this machine)."
+Url = Annotated[str | None, typer.Option(help=_URL_HELP, is_eager=True)]  # read before arguments that need it
+JobIds = Annotated[list[str] | None, _job_argument("[ID]...", "IDs or names of jobs.", jobs_of)]
+_CHECKPOINT_HELP = "A job, a folder of checkpoints, or one checkpoint: a path, file:// or s3://."
+JobOrCheckpoint = Annotated[str, _job_argument("JOB|CHECKPOINT", _CHECKPOINT_HELP, job_or_place)]
+JobOrFolder = Annotated[str, _job_argument("ID|URL", "A job, or a folder: a path, file:// or s3://.", job_or_place)]
 WhichStep = Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]
 Tokenizer = Annotated[
     str | None, typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved.")
@@ -123,10 +98,8 @@ Tokenizer = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's ID.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
-]
+_CHANGES_HELP = "Field to change, such as training.steps=500; repeatable."
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=_CHANGES_HELP)]
 
 
 def _checked_key(key: str | None) -> str | None:

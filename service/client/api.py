@@ -40,29 +40,10 @@ from service.client.calls import (
 from service.jobs.model import Cancellation, CancelRequest, EventKind, JobEvent, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
+from service.models import jobs as models
 from service.models.access import AuditPage, Identity, KeyList, NewKey, Tenant, TenantList
 from service.models.cluster import NodeList, ProfileList, Queue, QueueList, StoredProfile, Versions
 from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
-from service.models.jobs import (
-    Axis,
-    Checkpoint,
-    CheckpointDetail,
-    CheckpointList,
-    CloneRequest,
-    Comparison,
-    Curves,
-    DryRun,
-    EvaluationList,
-    JobExampleList,
-    KeyRequest,
-    MetricsHistory,
-    PlanAnswer,
-    QueueSettings,
-    Result,
-    SpecDiff,
-    TenantSettings,
-    TrackerList,
-)
 from service.models.sweeps import Sweep, SweepDetail, SweepList, SweepRequest, SweepTrialList
 
 
@@ -71,23 +52,15 @@ def _service(_: object) -> tuple[object, ...]:
 
 
 def _job(_: object, job_id: str) -> tuple[object, ...]:
-    return "jobs", job_id
+    return (job_id,)
 
 
 def _checkpoint(_: object, job_id: str, step: int) -> tuple[object, ...]:
-    return "jobs", job_id, "checkpoints", step
+    return job_id, step
 
 
-def _queue(_: object, name: str) -> tuple[object, ...]:
-    return "queues", name
-
-
-def _sweep(_: object, name: str) -> tuple[object, ...]:
-    return "sweeps", name
-
-
-def _dataset(_: object, name: str) -> tuple[object, ...]:
-    return "datasets", name
+def _named(_: object, name: str) -> tuple[object, ...]:
+    return (name,)
 
 
 class Api:
@@ -130,9 +103,9 @@ class Api:
         return create(path_of("jobs"), JobRecord, plain(spec), idempotency_key)
 
     @operation
-    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Call[DryRun]:
+    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Call[models.DryRun]:
         """Check and plan a job without submitting it."""
-        return Call("POST", path_of("jobs", "dry-run"), DryRun, body=plain(spec), repeatable=True)
+        return Call("POST", path_of("jobs", "dry-run"), models.DryRun, body=plain(spec), repeatable=True)
 
     @operation
     def list(
@@ -158,9 +131,9 @@ class Api:
         lists = {"state": [*states], "tag": [*tags]}
         return get(path_of("jobs"), JobPage, limit=limit, cursor=cursor, search=search, **filters, **lists)
 
-    get = request("GET", _job, "", JobRecord, "Return one job.")
+    get = request("GET", "jobs/{}", _job, JobRecord, "Return one job.")
     job_plan = request(
-        "GET", _job, "plan", PlanAnswer,
+        "GET", "jobs/{}/plan", _job, models.PlanAnswer,
         "Return what a job needs in each of its layouts, by the figures that it was submitted with.",
     )  # fmt: skip
 
@@ -180,7 +153,7 @@ class Api:
         body = changes.model_dump(mode="json", exclude_unset=True) if isinstance(changes, JobPatch) else changes
         return Call("PATCH", path_of("jobs", job_id), JobRecord, body=body, headers=headers)
 
-    cancel = request("DELETE", _job, "", JobRecord, "Request that a job be cancelled.")
+    cancel = request("DELETE", "jobs/{}", _job, JobRecord, "Request that a job be cancelled.")
 
     @operation
     def cancel_many(self, which: CancelRequest | Mapping[str, Any]) -> Call[Cancellation]:
@@ -191,10 +164,10 @@ class Api:
         """
         return Call("POST", path_of("jobs", "cancel"), Cancellation, body=plain(which), repeatable=True)
 
-    pause = request("POST", _job, "pause", JobRecord, "Request that a job be paused.")
-    resume = request("POST", _job, "resume", JobRecord, "Resume a paused job.", repeatable=False)
+    pause = request("POST", "jobs/{}/pause", _job, JobRecord, "Request that a job be paused.")
+    resume = request("POST", "jobs/{}/resume", _job, JobRecord, "Resume a paused job.", repeatable=False)
     retry = request(
-        "POST", _job, "retry", JobRecord,
+        "POST", "jobs/{}/retry", _job, JobRecord,
         "Requeue a failed or cancelled job; it continues from its newest checkpoint.", repeatable=False,
     )  # fmt: skip
 
@@ -212,7 +185,8 @@ class Api:
             from_weights: Start at step 0 from the weights of its newest checkpoint.
             idempotency_key: As for ``submit``.
         """
-        body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint, from_weights=from_weights)
+        origin = {"from_checkpoint": from_checkpoint, "from_weights": from_weights}
+        body = models.CloneRequest(changes=dict(changes or {}), **origin)
         return create(path_of("jobs", job_id, "clone"), JobRecord, plain(body), idempotency_key)
 
     @operation
@@ -237,7 +211,7 @@ class Api:
         return create(path_of("jobs", job_id, "evaluations"), JobRecord, plain(scores), idempotency_key)
 
     evaluations = request(
-        "GET", _job, "evaluations", EvaluationList,
+        "GET", "jobs/{}/evaluations", _job, models.EvaluationList,
         "Return the evaluations of a job's checkpoints on tasks, newest first.",
     )  # fmt: skip
 
@@ -245,22 +219,22 @@ class Api:
     def metrics(
         self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None,
         ranks: bool | None = None,
-    ) -> Call[MetricsHistory]:  # fmt: skip
+    ) -> Call[models.MetricsHistory]:  # fmt: skip
         """Return a job's metrics over its steps at about ``points`` points; ``ranks=False`` omits the ranks' times."""
         path = path_of("jobs", job_id, "metrics")
-        return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step, ranks=ranks)
+        return get(path, models.MetricsHistory, points=points, from_step=from_step, to_step=to_step, ranks=ranks)
 
     @operation
-    def diff(self, job_id: str, other_id: str) -> Call[SpecDiff]:
+    def diff(self, job_id: str, other_id: str) -> Call[models.SpecDiff]:
         """Return the fields in which the specs of two jobs differ."""
-        return get(path_of("jobs", job_id, "diff", other_id), SpecDiff)
+        return get(path_of("jobs", job_id, "diff", other_id), models.SpecDiff)
 
     @operation
     def compare(
         self, job_ids: Collection[str] = (), *, group: str | None = None, tags: Collection[str] = (),
-        search: str | None = None, tenant: str | None = None, sort: Result | str | None = None,
+        search: str | None = None, tenant: str | None = None, sort: models.Result | str | None = None,
         descending: bool = False,
-    ) -> Call[Comparison]:  # fmt: skip
+    ) -> Call[models.Comparison]:  # fmt: skip
         """Return jobs' results side by side, with the fields in which their specs differ.
 
         Args:
@@ -273,14 +247,14 @@ class Api:
             descending: The highest first.
         """
         which = {"job": [*job_ids], "group": group, "tag": [*tags], "search": search, "tenant": tenant}
-        return get(path_of("jobs", "compare"), Comparison, **which, sort=sort, descending=descending)
+        return get(path_of("jobs", "compare"), models.Comparison, **which, sort=sort, descending=descending)
 
     @operation
     def compare_curves(
-        self, job_ids: Collection[str] = (), metric: str = "loss", axis: Axis | str = Axis.STEP, *,
+        self, job_ids: Collection[str] = (), metric: str = "loss", axis: models.Axis | str = models.Axis.STEP, *,
         points: int | None = None, low: float | None = None, high: float | None = None, group: str | None = None,
         tags: Collection[str] = (), search: str | None = None, tenant: str | None = None,
-    ) -> Call[Curves]:  # fmt: skip
+    ) -> Call[models.Curves]:  # fmt: skip
         """Return a curve of each of several jobs, with the lowest and highest value of each point.
 
         Args:
@@ -297,10 +271,10 @@ class Api:
         """
         which = {"job": [*job_ids], "group": group, "tag": [*tags], "search": search, "tenant": tenant}
         shown = {"metric": metric, "axis": axis, "points": points, "low": low, "high": high}
-        return get(path_of("jobs", "compare", "curves"), Curves, **which, **shown)
+        return get(path_of("jobs", "compare", "curves"), models.Curves, **which, **shown)
 
     trackers = request(
-        "GET", _job, "trackers", TrackerList,
+        "GET", "jobs/{}/trackers", _job, models.TrackerList,
         "Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is.",
     )  # fmt: skip
 
@@ -337,11 +311,11 @@ class Api:
 
     # Identities, keys and the audit log.
 
-    whoami = request("GET", _service, "whoami", Identity, "Return the key's tenant, name and scopes.")
+    whoami = request("GET", "whoami", _service, Identity, "Return the key's tenant, name and scopes.")
 
     @operation
     def create_key(
-        self, request: KeyRequest | Mapping[str, Any], *, idempotency_key: str | None = None
+        self, request: models.KeyRequest | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[NewKey]:
         """Create a key; for operators. It is shown only in this answer.
 
@@ -349,7 +323,7 @@ class Api:
         """
         return create(path_of("keys"), NewKey, plain(request), idempotency_key)
 
-    keys = request("GET", _service, "keys", KeyList, "Return all keys; for operators.")
+    keys = request("GET", "keys", _service, KeyList, "Return all keys; for operators.")
 
     @operation
     def revoke_key(self, key_id: str) -> Call[None]:
@@ -370,35 +344,46 @@ class Api:
     # A job's checkpoints.
 
     checkpoints = request(
-        "GET", _job, "checkpoints", CheckpointList, "Return a job's committed checkpoints, newest first."
+        "GET", "jobs/{}/checkpoints", _job, models.CheckpointList, "Return a job's committed checkpoints, newest first."
     )
-    checkpoint = request("GET", _checkpoint, "", CheckpointDetail, "Return one checkpoint with its files.")
-    pin = request("PUT", _checkpoint, "pin", Checkpoint, "Keep a checkpoint, regardless of retention.")
-    unpin = request("DELETE", _checkpoint, "pin", Checkpoint, "Return a checkpoint to the job's retention.")
+    checkpoint = request(
+        "GET", "jobs/{}/checkpoints/{}", _checkpoint, models.CheckpointDetail, "Return one checkpoint with its files."
+    )
+    pin = request(
+        "PUT", "jobs/{}/checkpoints/{}/pin", _checkpoint, models.Checkpoint,
+        "Keep a checkpoint, regardless of retention.",
+    )  # fmt: skip
+    unpin = request(
+        "DELETE", "jobs/{}/checkpoints/{}/pin", _checkpoint, models.Checkpoint,
+        "Return a checkpoint to the job's retention.",
+    )  # fmt: skip
     delete_checkpoint = request(
-        "DELETE", _checkpoint, "", NoneType, "Delete a checkpoint that is neither pinned nor needed by a job."
-    )
+        "DELETE", "jobs/{}/checkpoints/{}", _checkpoint, NoneType,
+        "Delete a checkpoint that is neither pinned nor needed by a job.",
+    )  # fmt: skip
 
     # What jobs share: queues, tenants, nodes and profiles.
 
-    queues = request("GET", _service, "queues", QueueList, "Return all queues.")
-    queue = request("GET", _queue, "", Queue, "Return one queue.")
+    queues = request("GET", "queues", _service, QueueList, "Return all queues.")
+    queue = request("GET", "queues/{}", _named, Queue, "Return one queue.")
 
     @operation
-    def put_queue(self, name: str, settings: QueueSettings | Mapping[str, Any]) -> Call[Queue]:
+    def put_queue(self, name: str, settings: models.QueueSettings | Mapping[str, Any]) -> Call[Queue]:
         """Create a queue or set an existing one's limits; for operators."""
         return Call("PUT", path_of("queues", name), Queue, body=plain(settings), repeatable=True)
 
-    delete_queue = request("DELETE", _queue, "", NoneType, "Delete a queue that has no unfinished jobs; for operators.")
-    tenants = request("GET", _service, "tenants", TenantList, "Return all tenants; for operators.")
+    delete_queue = request(
+        "DELETE", "queues/{}", _named, NoneType, "Delete a queue that has no unfinished jobs; for operators."
+    )
+    tenants = request("GET", "tenants", _service, TenantList, "Return all tenants; for operators.")
 
     @operation
-    def put_tenant(self, name: str, settings: TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
+    def put_tenant(self, name: str, settings: models.TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
         """Create a tenant or set an existing one's quota; for operators."""
         return Call("PUT", path_of("tenants", name), Tenant, body=plain(settings), repeatable=True)
 
-    nodes = request("GET", _service, "nodes", NodeList, "Return the cluster's nodes, as the scheduler last saw them.")
-    profiles = request("GET", _service, "profiles", ProfileList, "Return the measured profiles of all kinds of GPU.")
+    nodes = request("GET", "nodes", _service, NodeList, "Return the cluster's nodes, as the scheduler last saw them.")
+    profiles = request("GET", "profiles", _service, ProfileList, "Return the measured profiles of all kinds of GPU.")
 
     @operation
     def stored_profile(self, kind: str, precision: str | None = None) -> Call[StoredProfile]:
@@ -413,8 +398,7 @@ class Api:
     @operation
     def delete_profile(self, kind: str, precision: str | None = None) -> Call[None]:
         """Delete the measured profiles of a kind of GPU, or only one precision's; for operators."""
-        params = {"precision": precision}
-        return Call("DELETE", path_of("profiles", kind), NoneType, params=params, repeatable=True)
+        return Call("DELETE", path_of("profiles", kind), NoneType, params={"precision": precision}, repeatable=True)
 
     # Datasets.
 
@@ -423,9 +407,11 @@ class Api:
         """Build a dataset. One that failed or was cancelled continues with the remaining files."""
         return Call("POST", path_of("datasets"), Dataset, body=plain(request))
 
-    datasets = request("GET", _service, "datasets", DatasetList, "Return the tenant's datasets.")
-    dataset = request("GET", _dataset, "", DatasetDetail, "Return one dataset, with its lineage.")
-    delete_dataset = request("DELETE", _dataset, "", NoneType, "Forget a dataset that no active job names; files stay.")
+    datasets = request("GET", "datasets", _service, DatasetList, "Return the tenant's datasets.")
+    dataset = request("GET", "datasets/{}", _named, DatasetDetail, "Return one dataset, with its lineage.")
+    delete_dataset = request(
+        "DELETE", "datasets/{}", _named, NoneType, "Forget a dataset that no active job names; files stay."
+    )
 
     @operation
     def cancel_dataset(self, name: str, tenant: str | None = None) -> Call[Dataset]:
@@ -444,9 +430,9 @@ class Api:
         """Return the tenant's sweeps, newest first, at most ``limit``."""
         return get(path_of("sweeps"), SweepList, limit=limit)
 
-    sweep = request("GET", _sweep, "", SweepDetail, "Return one sweep, with how much each field matters.")
-    sweep_trials = request("GET", _sweep, "trials", SweepTrialList, "Return a sweep's trials, in order.")
-    stop_sweep = request("POST", _sweep, "stop", Sweep, "Stop a sweep; its trials save a checkpoint and end.")
+    sweep = request("GET", "sweeps/{}", _named, SweepDetail, "Return one sweep, with how much each field matters.")
+    sweep_trials = request("GET", "sweeps/{}/trials", _named, SweepTrialList, "Return a sweep's trials, in order.")
+    stop_sweep = request("POST", "sweeps/{}/stop", _named, Sweep, "Stop a sweep; its trials save a checkpoint and end.")
 
     # What helps before a job is submitted.
 
@@ -454,16 +440,16 @@ class Api:
     def plan(
         self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None,
         conditions: RunConditions | None = None,
-    ) -> Call[PlanAnswer]:  # fmt: skip
+    ) -> Call[models.PlanAnswer]:  # fmt: skip
         """Return a job's memory, throughput and time in each layout; with a search, also the best ways to train it."""
         body = {} if search is None else {"search": plain(search)}
         if conditions is not None:
             body["conditions"] = plain(conditions)
-        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | body, repeatable=True)
+        return Call("POST", path_of("plans"), models.PlanAnswer, body=plain(spec) | body, repeatable=True)
 
-    presets = request("GET", _service, "presets", PresetList, "Return the published models.")
-    examples = request("GET", _service, "examples", JobExampleList, "Return example job files.")
-    versions = request("GET", _service, "versions", Versions, "Return the versions of the service and what it runs on.")
+    presets = request("GET", "presets", _service, PresetList, "Return the published models.")
+    examples = request("GET", "examples", _service, models.JobExampleList, "Return example job files.")
+    versions = request("GET", "versions", _service, Versions, "Return the versions of the service and what it runs on.")
 
 
 # The clients, and how both read a stream across connections.
@@ -486,9 +472,7 @@ class EventStreamReader:
     """
 
     def __init__(self, stream: Stream, base_url: str, seconds: float) -> None:
-        self._stream = stream
-        self._base_url = base_url
-        self._seconds = seconds
+        self._stream, self._base_url, self._seconds = stream, base_url, seconds
         self._after = stream.after
         self._patience: RetryPolicy | None = None
         self.look = get(path_of("jobs", stream.job_id), JobRecord)
@@ -496,13 +480,9 @@ class EventStreamReader:
     @property
     def request(self) -> dict[str, Any]:
         """The arguments for httpx-sse's ``connect_sse`` for the next connection."""
-        params = {name: value for name, value in self._stream.params.items() if value is not None}
-        return {
-            "method": "GET",
-            "url": path_of("jobs", self._stream.job_id, self._stream.part),
-            "params": params | {"follow": self._stream.follow},
-            "headers": {"Last-Event-ID": str(self._after)},
-        }
+        path = path_of("jobs", self._stream.job_id, self._stream.part)
+        call = get(path, NoneType, **self._stream.params, follow=self._stream.follow)
+        return call.request | {"headers": {"Last-Event-ID": str(self._after)}}
 
     def take(self, sent: ServerSentEvent) -> JobEvent | None:
         """Return the event that was received; ``None`` if the message only keeps the connection alive."""
@@ -520,9 +500,7 @@ class EventStreamReader:
             ApiError: The service refuses the stream, or has done so for too long.
             ServiceUnreachable: The service has been unreachable for too long.
         """
-        self._patience = self._patience or RetryPolicy(self._seconds)
-        if not isinstance(failure, ApiError | ServiceUnreachable):
-            failure = ServiceUnreachable(self._base_url, failure)
+        self._patience = self._patience or RetryPolicy(self._base_url, self._seconds)
         return self._patience.pause_after(failure)
 
 
@@ -551,15 +529,11 @@ class Client(Api, Blocking, AbstractContextManager["Client"]):
 
     def perform(self, call: Call[_Answer]) -> _Answer:
         """Send a call; the named methods are easier to use."""
-        patience = RetryPolicy(self.retry_seconds, call.repeatable)
+        patience = RetryPolicy(self._base_url, self.retry_seconds, call.repeatable)
         while True:
             try:
-                try:
-                    response = self._http.request(**call.request)
-                except httpx.TransportError as error:
-                    raise ServiceUnreachable(self._base_url, error) from error
-                return call.read(response)
-            except (ApiError, ServiceUnreachable) as failure:
+                return call.read(self._http.request(**call.request))
+            except (httpx.TransportError, ApiError) as failure:
                 pause = patience.pause_after(failure)
             time.sleep(pause)
 
@@ -603,15 +577,11 @@ class AsyncClient(Api, Awaiting, AbstractAsyncContextManager["AsyncClient"]):
 
     async def perform(self, call: Call[_Answer]) -> _Answer:
         """Send a call; the named methods are easier to use."""
-        patience = RetryPolicy(self.retry_seconds, call.repeatable)
+        patience = RetryPolicy(self._base_url, self.retry_seconds, call.repeatable)
         while True:
             try:
-                try:
-                    response = await self._http.request(**call.request)
-                except httpx.TransportError as error:
-                    raise ServiceUnreachable(self._base_url, error) from error
-                return call.read(response)
-            except (ApiError, ServiceUnreachable) as failure:
+                return call.read(await self._http.request(**call.request))
+            except (httpx.TransportError, ApiError) as failure:
                 pause = patience.pause_after(failure)
             await asyncio.sleep(pause)
 

@@ -73,8 +73,7 @@ class ApiError(RuntimeError):
         except ValidationError:
             detail = f"{response.url} answered {response.status_code} {response.reason_phrase}".rstrip()
             return cls(response.status_code, detail, [], retry_after=retry_after)
-        code = problem.type.removeprefix(_CODES)
-        return cls(problem.status, problem.detail, problem.errors, code, retry_after)
+        return cls(problem.status, problem.detail, problem.errors, problem.type.removeprefix(_CODES), retry_after)
 
 
 class ServiceUnreachable(ConnectionError):
@@ -99,7 +98,7 @@ class ServiceUnreachable(ConnectionError):
         )
         proxy = proxy_of(base_url)
         way = f" through the proxy {proxy.url.host}:{proxy.url.port}" if proxy else ""
-        super().__init__(f"no service answers at {base_url}{way} ({cause or type(cause).__name__}); {remedy}")
+        super().__init__(f"no service answers at {base_url}{way} ({str(cause) or type(cause).__name__}); {remedy}")
 
 
 IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,255}")
@@ -269,8 +268,8 @@ def stream(
 
 def request(
     method: str,
+    path: str,
     place: Callable[Concatenate[Any, _Arguments], tuple[object, ...]],
-    part: str,
     answer: type[_Answer],
     doc: str,
     *,
@@ -280,8 +279,8 @@ def request(
 
     Args:
         method: The HTTP method.
-        place: Returns the parts of the path that name what the request is about; it has the method's parameters.
-        part: The rest of the path, unless empty.
+        path: The path under ``/v1``, with ``{}`` for each part that names what the request is about.
+        place: Returns these parts; it has the method's parameters.
         answer: Type of the answer.
         doc: The method's docstring.
         repeatable: See ``Call``.
@@ -289,8 +288,8 @@ def request(
 
     @functools.wraps(place)
     def describe(client: Any, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Call[_Answer]:
-        path = path_of(*place(client, *args, **kwargs), *filter(None, [part]))
-        return Call(method, path, answer, repeatable=repeatable)
+        parts = (quote(str(part), safe="") for part in place(client, *args, **kwargs))
+        return Call(method, f"/v1/{path}".format(*parts), answer, repeatable=repeatable)
 
     describe.__doc__ = doc
     returns: Any = Call[answer]  # type: ignore[valid-type]  # as other descriptions are annotated
@@ -311,22 +310,30 @@ class RetryPolicy:
     """Pauses between the tries of one request: each about twice as long as the last, with jitter.
 
     Args:
+        base_url: URL of the service.
         seconds: How long to keep trying in all, from now; what a busy service asks to wait, if not long, comes on top.
         repeatable: Whether the request may reach the service twice.
     """
 
-    def __init__(self, seconds: float, repeatable: bool = True) -> None:
+    def __init__(self, base_url: str, seconds: float, repeatable: bool = True) -> None:
+        self._base_url = base_url
         self._deadline = time.monotonic() + seconds
         self._repeatable = repeatable
         self._longest = _FIRST_PAUSE_SECONDS
 
-    def pause_after(self, failure: ApiError | ServiceUnreachable) -> float:
+    def pause_after(self, failure: Exception) -> float:
         """Return how many seconds to wait before the next try.
+
+        Args:
+            failure: An ``ApiError``; anything else means that the service does not answer.
 
         Raises:
             ApiError: The failure, if it should not be retried or no time is left.
             ServiceUnreachable: Likewise.
         """
+        if not isinstance(failure, ApiError | ServiceUnreachable):
+            cause, failure = failure, ServiceUnreachable(self._base_url, failure)
+            failure.__cause__ = cause
         # Up to half of it is random, so that clients turned away together do not return together.
         pause = self._longest * random.uniform(0.5, 1.0)
         if isinstance(failure, ApiError) and failure.retry_after is not None:
@@ -376,13 +383,11 @@ def options_of_httpx(base_url: str, api_key: str | None, verify: bool | str | Pa
             trusted = ssl.create_default_context(cafile=verify)
         except OSError as error:  # includes ssl.SSLError
             raise ValueError(f"{verify} cannot be used as a CA bundle: {error}") from error
-    # Of the environment, httpx would read proxies in its own way.
-    proxy = proxy_of(base_url)
     return {
         "base_url": base_url,
         "timeout": timeout,
         "headers": headers,
         "verify": trusted,
-        "proxy": proxy,
-        "trust_env": False,
+        "proxy": proxy_of(base_url),
+        "trust_env": False,  # of which httpx would read proxies in its own way
     }

@@ -264,10 +264,9 @@ def node_selector(
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels matches a selector from ``node_selector``."""
     for name, value in selector.items():
-        if value.startswith(_NONE_OF):
-            if labels.get(name) in value.removeprefix(_NONE_OF).removesuffix(")").split(","):
-                return False
-        elif labels.get(name) != value:
+        refused = value.startswith(_NONE_OF)
+        values = value.removeprefix(_NONE_OF).removesuffix(")").split(",") if refused else [value]
+        if (labels.get(name) in values) == refused:
             return False
     return True
 

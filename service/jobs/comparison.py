@@ -58,10 +58,9 @@ def compared(
         known = [row for row in rows if getattr(row[0], sort) is not None]
         known.sort(key=lambda row: getattr(row[0], sort), reverse=descending)
         rows = known + [row for row in rows if getattr(row[0], sort) is None]
-    fields = [each for each in differing_fields([spec for _, spec in rows]) if each.submitted]
-    return Comparison(
-        jobs=[result for result, _ in rows], fields=[each for each in fields if each.field not in _SHOWN_ANYWAY]
-    )
+    differing = differing_fields([spec for _, spec in rows])
+    fields = [each for each in differing if each.submitted and each.field not in _SHOWN_ANYWAY]
+    return Comparison(jobs=[result for result, _ in rows], fields=fields)
 
 
 def gpu_hours_of(job: JobRecord, ranks: Sequence[tuple[datetime, int]], now: datetime) -> float:
@@ -86,22 +85,19 @@ def differing_fields(specs: Sequence[JobSpec]) -> list[DifferingField]:
         specs: The specs, with all defaults, presets and chosen layouts filled in.
     """
     # A dataset's kind and shards are the service's, and what held before a job was steered is history.
-    resolved, at_first = (
+    resolved, original = (
         [dict(_fields(_without(spec.model_dump(mode="json", exclude={"steered"}), "kind"))) for spec in each]
         for each in (specs, [spec.at_step(1) for spec in specs])
     )
     # What their users decided; the rest of a model with a preset, for example, follows from that.
     submitted = [dict(_fields(_without(spec.with_layouts(None).as_written(), "kind", "paths"))) for spec in specs]
     differing = []
-    for field in dict.fromkeys(field for fields in (*resolved, *at_first) for field in fields):
-        values, first, written = ([fields.get(field) for fields in forms] for forms in (resolved, at_first, submitted))
+    for field in dict.fromkeys(field for fields in (*resolved, *original) for field in fields):
+        values, first, written = ([fields.get(field) for fields in forms] for forms in (resolved, original, submitted))
         if any(value != each[0] for each in (values, first) for value in each):
             differs = first != values or any(value != written[0] for value in written)
-            differing.append(
-                DifferingField(
-                    field=field, values=values, values_at_first=first if first != values else None, submitted=differs
-                )
-            )
+            at_first = first if first != values else None
+            differing.append(DifferingField(field=field, values=values, values_at_first=at_first, submitted=differs))
     return differing
 
 

@@ -5,11 +5,10 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from alembic import command
@@ -19,7 +18,7 @@ from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from pydantic import BaseModel
-from sqlalchemy import URL, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Engine, Select, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -37,6 +36,7 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class DatabaseTooNew(SQLAlchemyError):
@@ -216,6 +216,12 @@ def migrate(database_url: str) -> None:
         engine.dispose()
 
 
+def read_models(engine: Engine, model: type[Model], query: Select[Any]) -> list[Model]:
+    """The rows that a query selects, each as a model whose fields are their columns."""
+    with engine.connect() as connection:
+        return [model.model_validate(dict(row)) for row in connection.execute(query).mappings()]
+
+
 def retried_once(write: Callable[[], T]) -> T:
     """Carry out a transaction, a second time if another process has just inserted the same row.
 
@@ -231,8 +237,7 @@ def retried_once(write: Callable[[], T]) -> T:
 # What is wrong with a database, by the codes of the errors that SQLite and PostgreSQL raise.
 
 
-@dataclass(frozen=True)
-class DatabaseFault:
+class DatabaseFault(NamedTuple):
     """A kind of problem with the database.
 
     Attributes:
@@ -322,12 +327,9 @@ _FAULTS = (
 
 def fault_of(error: Exception) -> DatabaseFault | None:
     """Return what is wrong with the database; ``None`` if the error is of another kind, or unknown."""
-    if isinstance(error, DatabaseGone):
-        return _GONE
-    if isinstance(error, PoolTimeout):
-        return _TOO_MANY_CONNECTIONS
-    if isinstance(error, DatabaseSlow):
-        return _SLOW
+    for kind, fault in ((DatabaseGone, _GONE), (PoolTimeout, _TOO_MANY_CONNECTIONS), (DatabaseSlow, _SLOW)):
+        if isinstance(error, kind):
+            return fault
     cause = error.orig if isinstance(error, DBAPIError) else None
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF

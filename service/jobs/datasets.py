@@ -10,12 +10,13 @@ from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
+from service.jobs.database import read_models
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.sweeps import SweepStore
 from service.jobs.tables import DatasetRow
-from service.models.datasets import Dataset, DatasetDetail, DatasetProgress, DatasetRequest, DatasetState
+from service.models.datasets import Dataset, DatasetDetail, DatasetRequest, DatasetState
 
 MOST_BUILDING = 10  # of a tenant
 MOST_DATASETS = 500  # of a tenant
@@ -94,33 +95,29 @@ class DatasetStore:
         Raises:
             DatasetNotFound: The tenant has none of this name.
         """
-        with self.jobs.engine.connect() as connection:
-            row = connection.execute(select(*_DETAIL).where(_named(name, tenant))).one_or_none()
-        if row is None:
+        datasets = read_models(self.jobs.engine, DatasetDetail, select(*_DETAIL).where(_named(name, tenant)))
+        if not datasets:
             raise DatasetNotFound(name)
-        return DatasetDetail.model_validate(dict(row._mapping))
+        return datasets[0]
 
     def some(self, names: AbstractSet[str], tenant: str) -> dict[str, Dataset]:
         """Those datasets of a tenant that have these names, by name."""
         if not names:
             return {}
         query = select(*_SUMMARY).where(DatasetRow.tenant == tenant, DatasetRow.name.in_(names), ~DatasetRow.deleted)
-        with self.jobs.engine.connect() as connection:
-            return {row.name: Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)}
+        return {dataset.name: dataset for dataset in read_models(self.jobs.engine, Dataset, query)}
 
     def list(self, tenant: str | None) -> Sequence[Dataset]:
         """The datasets of a tenant, or of all, by name."""
         query = select(*_SUMMARY).where(~DatasetRow.deleted).order_by(DatasetRow.name, DatasetRow.tenant)
-        with self.jobs.engine.connect() as connection:
-            rows = connection.execute(query if tenant is None else query.where(DatasetRow.tenant == tenant)).all()
-        return [Dataset.model_validate(dict(row._mapping)) for row in rows]
+        query = query if tenant is None else query.where(DatasetRow.tenant == tenant)
+        return read_models(self.jobs.engine, Dataset, query)
 
     def building(self) -> Dataset | None:
         """The dataset, of whatever tenant, whose build holds CPUs now; only one is built at a time."""
         query = select(*_SUMMARY).where(DatasetRow.state == DatasetState.BUILDING, DatasetRow.launches > 0)
-        with self.jobs.engine.connect() as connection:
-            rows = [Dataset.model_validate(dict(row._mapping)) for row in connection.execute(query)]
-        return next((dataset for dataset in rows if dataset.progress and dataset.progress.cpus), None)
+        datasets = read_models(self.jobs.engine, Dataset, query)
+        return next((dataset for dataset in datasets if dataset.progress and dataset.progress.cpus), None)
 
     def cancel(self, name: str, tenant: str) -> Dataset:
         """Stop building a dataset; what has been built stays where it is.
@@ -169,36 +166,23 @@ def _named(name: str, tenant: str) -> ColumnElement[bool]:
 # The scheduler's access to the record of datasets: which to build, and the builds' results.
 
 
-@dataclass(frozen=True)
-class DatasetBuild:
+class DatasetBuild(Dataset):
     """A dataset to be built, or being built.
 
     Attributes:
-        dataset_id: Of the dataset.
         attempt: How often it was requested; reports on earlier attempts are ignored.
-        tenant: Its tenant.
-        name: Its name.
-        url: Where its shards go.
-        spec: The request.
-        progress: Its progress, if known.
         launches: Number of processes started for this attempt.
         launched_at: When a process was last started, for any attempt.
     """
 
-    dataset_id: str
     attempt: int
-    tenant: str
-    name: str
-    url: str
-    spec: DatasetRequest
-    progress: DatasetProgress | None
     launches: int
     launched_at: datetime | None
 
     @property
-    def id(self) -> str:
+    def build_id(self) -> str:
         """Its id on the cluster."""
-        return f"{self.dataset_id}-{self.attempt}"
+        return f"{self.id}-{self.attempt}"
 
 
 @dataclass(frozen=True)
@@ -218,22 +202,8 @@ class DatasetBuilds:
         others = aliased(DatasetRow)
         last = select(func.max(others.launched_at)).where(others.tenant == DatasetRow.tenant).scalar_subquery()
         turns = (last.asc().nulls_first(), DatasetRow.created_at, DatasetRow.id)
-        query = select(DatasetRow.__table__).where(DatasetRow.state == DatasetState.BUILDING).order_by(*turns)
-        with self.jobs.engine.connect() as connection:
-            return [
-                DatasetBuild(
-                    row.id,
-                    row.attempt,
-                    row.tenant,
-                    row.name,
-                    row.url,
-                    DatasetRequest.model_validate(row.spec),
-                    DatasetProgress.model_validate(row.progress) if row.progress else None,
-                    row.launches,
-                    row.launched_at,
-                )
-                for row in connection.execute(query)
-            ]
+        query = select(*_SUMMARY).where(DatasetRow.state == DatasetState.BUILDING).order_by(*turns)
+        return read_models(self.jobs.engine, DatasetBuild, query)
 
     def known(self, build_ids: AbstractSet[str]) -> set[str]:
         """Those builds that belong to this record's datasets, not to other services on the same cluster."""
@@ -249,7 +219,7 @@ class DatasetBuilds:
         Raises:
             LeaseLost: Another process schedules now.
         """
-        this = (DatasetRow.id == build.dataset_id) & (DatasetRow.attempt == build.attempt)
+        this = (DatasetRow.id == build.id) & (DatasetRow.attempt == build.attempt)
         building = DatasetRow.state == DatasetState.BUILDING
         return self._write(update(DatasetRow).where(this & building).values(values)) == 1
 

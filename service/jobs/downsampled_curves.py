@@ -52,24 +52,6 @@ class _Buckets:
     width: int
     table: "Array"
 
-    def with_points(self, steps: "Array", values: "Array") -> "_Buckets":
-        """Add ``[n]`` values at ``[n]`` steps."""
-        import numpy as np
-
-        width, table = self.width, self.table
-        while steps.max() // width >= MOST_BUCKETS:
-            table, width = _combined(table, 2), 2 * width
-        places = (steps // width).astype(np.int64)
-        table = np.concatenate([table, _empty(max(0, places.max() + 1 - table.shape[1]))], axis=1)
-        np.maximum.at(table[_STEP], places, steps)
-        finite = np.isfinite(values)
-        places, values = places[finite], values[finite]
-        np.minimum.at(table[_LOW], places, values)
-        np.maximum.at(table[_HIGH], places, values)
-        np.add.at(table[_SUM], places, values)
-        np.add.at(table[_COUNT], places, 1)
-        return replace(self, width=width, table=table)
-
 
 def _empty(count: int) -> "Array":
     """Empty buckets, ``[5, count]``."""
@@ -116,7 +98,21 @@ class CurveCache:
 
         table = self._read(job, metric).table
         table = table[:, table[_STEP] >= 0]
-        x = self._x(job, table[_STEP], axis)
+        # Where the buckets are on the axis; never less than for the one before.
+        x, newest = table[_STEP], job.progress
+        if axis is Axis.SECONDS and newest is not None and x.size:
+            times = self._read(job, _TIME).table
+            times = times[:, times[_COUNT] > 0]
+            since = job.started_at.timestamp() if job.started_at else times[_LOW, 0]
+            x = np.interp(x, times[_STEP], np.maximum.accumulate(times[_HIGH]) - since)
+        elif axis is not Axis.STEP and newest is not None and x.size:
+            # From the newest step back, because a job may go on from another's checkpoint, with other batches.
+            training, warmup = job.spec.training, job.spec.training.batch_size_warmup
+            edges = sorted({0, *(stage.until_step for stage in warmup), newest.step, int(x[-1])})
+            samples = np.interp(x, edges, [training.samples(edge) for edge in edges])
+            x = newest.tokens + (samples - training.samples(newest.step)) * training.sequence_length
+            if axis is not Axis.TOKENS:
+                x = x * (newest.model_flops_per_second / newest.tokens_per_second)
         begin, end = np.searchsorted(x, low), np.searchsorted(x, high, side="right")
         within = slice(max(0, begin - 1), end + 1)
         table, x = table[:, within], x[within]
@@ -132,27 +128,6 @@ class CurveCache:
             rounded = np.where(np.isfinite(scale) & (scale > 0), np.rint(values * scale) / scale, values)
         mean, least, most = ([None if math.isnan(each) else each for each in row] for row in rounded.tolist())
         return Curve(id=job.id, x=x.tolist(), mean=mean, min=least, max=most)
-
-    def _x(self, job: JobRecord, steps: "Array", axis: Axis) -> "Array":
-        """Where ``[k]`` steps are on an axis; never less than for the step before."""
-        import numpy as np
-
-        newest = job.progress
-        if axis is Axis.STEP or newest is None or not steps.size:
-            return steps
-        if axis is Axis.SECONDS:
-            times = self._read(job, _TIME).table
-            times = times[:, times[_COUNT] > 0]
-            since = job.started_at.timestamp() if job.started_at else times[_LOW, 0]
-            return np.interp(steps, times[_STEP], np.maximum.accumulate(times[_HIGH]) - since)
-        # From the newest step back, because a job may go on from another's checkpoint, with other batches.
-        training, warmup = job.spec.training, job.spec.training.batch_size_warmup
-        edges = sorted({0, *(stage.until_step for stage in warmup), newest.step, int(steps[-1])})
-        samples = np.interp(steps, edges, [training.samples(edge) for edge in edges])
-        tokens = newest.tokens + (samples - training.samples(newest.step)) * training.sequence_length
-        if axis is Axis.TOKENS:
-            return tokens
-        return tokens * (newest.model_flops_per_second / newest.tokens_per_second)
 
     def _read(self, job: JobRecord, metric: str) -> _Buckets:
         key = job.id, metric
@@ -189,11 +164,24 @@ class CurveCache:
             buckets = replace(buckets, version=job.version)
         if not rows:
             return buckets
-        ids, steps, values = (list[Any](column) for column in zip(*rows, strict=True))
+        ids, steps_read, values_read = (list[Any](column) for column in zip(*rows, strict=True))
         if of_set:
-            values = [next((one["loss"] for one in sets or () if one["name"] == of_set), None) for sets in values]
+            losses = (next((one["loss"] for one in sets or () if one["name"] == of_set), None) for sets in values_read)
+            values_read = list(losses)
         elif metric == _TIME:
-            values = [time.timestamp() for time in values]
+            values_read = [time.timestamp() for time in values_read]
         # They come as numbers or as text, and numpy reads both, "NaN" and "Infinity" included.
-        added = np.array(steps, np.float64), np.array(values, np.float64)
-        return replace(buckets, newest=ids[-1]).with_points(*added)
+        steps, values = np.array(steps_read, np.float64), np.array(values_read, np.float64)
+        width, table = buckets.width, buckets.table
+        while steps.max() // width >= MOST_BUCKETS:
+            table, width = _combined(table, 2), 2 * width
+        places = (steps // width).astype(np.int64)
+        table = np.concatenate([table, _empty(max(0, places.max() + 1 - table.shape[1]))], axis=1)
+        np.maximum.at(table[_STEP], places, steps)
+        finite = np.isfinite(values)
+        places, values = places[finite], values[finite]
+        np.minimum.at(table[_LOW], places, values)
+        np.maximum.at(table[_HIGH], places, values)
+        np.add.at(table[_SUM], places, values)
+        np.add.at(table[_COUNT], places, 1)
+        return replace(buckets, newest=ids[-1], width=width, table=table)

@@ -11,18 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boost_core.messages import (
-    PLANNED_CAUSES,
-    CheckpointReport,
-    EvaluationReport,
-    InterruptionReport,
-    Report,
-    RestartReport,
-    SampleReport,
-    ShapeReport,
-    StartReport,
-    StepReport,
-)
+from boost_core import messages
 from service.jobs.states import Reason
 
 _A_SECOND = 1_000_000  # microseconds; sums are of whole numbers, so that nothing is lost to rounding
@@ -82,11 +71,6 @@ class Goodput(BaseModel):
     first_step: FirstStep | None = Field(None, description="The newest step, if it is the first after a start.")
     cut_short: float = Field(0.0, description="Seconds of recomputed right before the newest interruption.")
 
-    @classmethod
-    def begin(cls, time: datetime) -> "Goodput":
-        """The ledger of a job submitted at ``time``."""
-        return cls(since=time, booked_until=time)
-
     @property
     def seconds(self) -> dict[TimeKind, float]:
         """Seconds of each kind, zeros included."""
@@ -96,10 +80,6 @@ class Goodput(BaseModel):
     def total(self) -> timedelta:
         """All booked time: exactly ``booked_until - since``."""
         return timedelta(microseconds=sum(map(microseconds, self.seconds.values())))
-
-    def plus(self, amounts: dict[TimeKind, int]) -> dict[str, float]:
-        """The seconds of some kinds after adding microseconds to each."""
-        return {kind: (microseconds(getattr(self, kind)) + more) / _A_SECOND for kind, more in amounts.items()}
 
 
 def microseconds(seconds: float) -> int:
@@ -144,7 +124,7 @@ _AFTER_STEPS = {
 }
 
 
-def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
+def book(goodput: Goodput, time: datetime, what: messages.Report | Reason) -> Goodput:
     """Book what is known now.
 
     Args:
@@ -162,12 +142,10 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
                 return goodput
             kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(what, TimeKind.RECOMPUTED)
             return _all(goodput, time, kind, phase=phase, first_step=None)
-        case StepReport():
+        case messages.StepReport():
             kind = TimeKind.PRODUCTIVE if what.step > goodput.highest_step else TimeKind.RECOMPUTED
-            state = {
-                "phase": Phase.STEPPING if what.step < what.steps else Phase.CLOSING,
-                "highest_step": max(goodput.highest_step, what.step),
-            }
+            phase = Phase.STEPPING if what.step < what.steps else Phase.CLOSING
+            state = {"phase": phase, "highest_step": max(goodput.highest_step, what.step)}
             length = _length(goodput, time)
             standing = [(TimeKind.DATA_STALL, what.data_seconds), (TimeKind.CHECKPOINT, what.held_seconds)]
             computing = what.step_seconds - what.data_seconds
@@ -175,22 +153,21 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
                 amounts = _split(length, [*standing, (kind, computing)], _IDLE[goodput.phase])
                 first_step = FirstStep(kind=kind, seconds=amounts[kind] / _A_SECOND)
                 return _booked(goodput, time, amounts, **state, first_step=first_step)
+            amounts = _split(length, standing, kind)
             if earlier := goodput.first_step:  # the time by which it exceeded this one, the second, was compilation
                 took = microseconds(earlier.seconds)
                 excess = took - _clamped(computing, took)
-                goodput = goodput.model_copy(update=goodput.plus({earlier.kind: -excess, TimeKind.COMPILE: excess}))
-            return _booked(goodput, time, _split(length, standing, kind), **state, first_step=None)
-        case StartReport():  # from another job's checkpoint, perhaps
+                amounts |= {earlier.kind: amounts.get(earlier.kind, 0) - excess, TimeKind.COMPILE: excess}
+            return _booked(goodput, time, amounts, **state, first_step=None)
+        case messages.StartReport():  # from another job's checkpoint, perhaps
             return goodput.model_copy(update={"highest_step": max(goodput.highest_step, what.step)})
-        case InterruptionReport() if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
-            return goodput
-        case InterruptionReport():
+        case messages.InterruptionReport() if goodput.phase is not Phase.INTERRUPTED:  # one on the way back is no other
             # A planned change comes after a whole step; a fault cuts one short, which is lost.
-            after_step = TimeKind.RESTART if what.cause in PLANNED_CAUSES else TimeKind.RECOMPUTED
+            after_step = TimeKind.RESTART if what.cause in messages.PLANNED_CAUSES else TimeKind.RECOMPUTED
             kind = _IDLE.get(goodput.phase, after_step)
             lost = _length(goodput, time) / _A_SECOND if kind is TimeKind.RECOMPUTED else 0.0
             return _all(goodput, time, kind, phase=Phase.INTERRUPTED, first_step=None, cut_short=lost)
-        case RestartReport() if goodput.phase is Phase.INTERRUPTED:
+        case messages.RestartReport() if goodput.phase is Phase.INTERRUPTED:
             # Up to the start of the first step, whose own report comes next.
             length = _length(goodput, time)
             first = _clamped(what.parts.get("first_step", 0.0), length)
@@ -199,11 +176,11 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
             unnoticed = max(0, _clamped(what.seconds, length + microseconds(goodput.cut_short)) - length)
             amounts |= {TimeKind.RESTART: amounts[TimeKind.RESTART] + unnoticed, TimeKind.RECOMPUTED: -unnoticed}
             return _booked(goodput, time - first * _MICROSECOND, amounts, phase=Phase.STARTING, cut_short=0.0)
-        case ShapeReport() if goodput.phase is Phase.WAITING:
+        case messages.ShapeReport() if goodput.phase is Phase.WAITING:
             return _all(goodput, time, TimeKind.WAITING, phase=Phase.STARTING)
-        case EvaluationReport() | SampleReport() if goodput.phase in _IN_STEPS:
+        case messages.EvaluationReport() | messages.SampleReport() if goodput.phase in _IN_STEPS:
             return _all(goodput, time, TimeKind.PRODUCTIVE)
-        case CheckpointReport() if goodput.phase is Phase.CLOSING:
+        case messages.CheckpointReport() if goodput.phase is Phase.CLOSING:
             return _all(goodput, time, TimeKind.CHECKPOINT)
         case _:
             return goodput
@@ -220,8 +197,11 @@ def _all(goodput: Goodput, time: datetime, kind: TimeKind, **state: Any) -> Good
 
 
 def _booked(goodput: Goodput, time: datetime, amounts: dict[TimeKind, int], **state: Any) -> Goodput:
-    until = max(goodput.booked_until, time)
-    return goodput.model_copy(update={**goodput.plus(amounts), **state, "booked_until": until})
+    """The ledger with microseconds added to some kinds, and the new state of booking."""
+    spent: dict[str, float] = {
+        kind: (microseconds(getattr(goodput, kind)) + more) / _A_SECOND for kind, more in amounts.items()
+    }
+    return goodput.model_copy(update={**spent, **state, "booked_until": max(goodput.booked_until, time)})
 
 
 def _length(goodput: Goodput, time: datetime) -> int:

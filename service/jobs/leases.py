@@ -12,9 +12,8 @@ longer than any lease granted counts as expired.
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, case, exists, func, or_, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, case, exists, func, insert, or_, select, true, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from service.jobs.tables import LeaseRow, UtcDateTime
 
@@ -35,15 +34,10 @@ class Lease:
     name: str
     token: int
 
-    @property
-    def newest(self) -> ColumnElement[bool]:
-        """A condition that selects its row while no newer token has been issued."""
-        return (LeaseRow.name == self.name) & (LeaseRow.token == self.token)
-
 
 def permitted(lease: Lease | None) -> ColumnElement[bool]:
     """A condition for writes under a lease; ``None`` for those that need none."""
-    return exists().where(lease.newest) if lease else true()
+    return exists().where(LeaseRow.name == lease.name, LeaseRow.token == lease.token) if lease else true()
 
 
 def refuse_if_lost(connection: Connection, lease: Lease | None) -> None:
@@ -75,47 +69,37 @@ class Leases:
             The lease; ``None`` while another process has it.
         """
         try:
-            with Session(self.engine) as session, session.begin():
-                now, length = _now(session), timedelta(seconds=seconds)
+            with self.engine.begin() as connection:
+                now, length = _now(connection), timedelta(seconds=seconds)
                 # Twice, because others may have written while this one waited for the database.
                 clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
                 mine, expired = LeaseRow.holder == self.holder, LeaseRow.expires_at <= now
+                values = {"holder": self.holder, "expires_at": now + length}
                 # One statement, so that a renewal in another thread happens either before or after it.
-                token = session.scalar(
-                    update(LeaseRow)
-                    .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
-                    .values(
-                        holder=self.holder,
-                        token=case((mine, LeaseRow.token), else_=LeaseRow.token + 1),
-                        expires_at=now + length,
-                    )
-                    .returning(LeaseRow.token)
-                    .execution_options(synchronize_session=False)
-                )
-                if token is not None:
+                takeover = update(LeaseRow).where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
+                takeover = takeover.values({**values, "token": case((mine, LeaseRow.token), else_=LeaseRow.token + 1)})
+                if (token := connection.scalar(takeover.returning(LeaseRow.token))) is not None:
                     return Lease(name, token)
-                if session.get(LeaseRow, name) is not None:
+                if connection.scalar(select(LeaseRow.token).where(LeaseRow.name == name)) is not None:
                     return None
-                session.add(LeaseRow(name=name, holder=self.holder, token=1, expires_at=now + length))
+                connection.execute(insert(LeaseRow).values({**values, "name": name, "token": 1}))
                 return Lease(name, 1)
         except IntegrityError:  # another process was the first
             return None
 
     def renew(self, lease: Lease, seconds: float) -> bool:
         """Let a lease end so many seconds from now; return whether it was still valid."""
-        with Session(self.engine) as session, session.begin():
-            expiry = {"expires_at": _now(session) + timedelta(seconds=seconds)}
-            statement = update(LeaseRow).where(lease.newest).values(expiry)
-            result = session.execute(statement.execution_options(synchronize_session=False))
-            assert isinstance(result, CursorResult)
-            return result.rowcount == 1
+        with self.engine.begin() as connection:
+            expiry = {"expires_at": _now(connection) + timedelta(seconds=seconds)}
+            newest = update(LeaseRow).where(LeaseRow.name == lease.name, LeaseRow.token == lease.token)
+            return connection.execute(newest.values(expiry)).rowcount == 1
 
     def give_back(self, lease: Lease) -> None:
         """Release a lease, so that another process can take it immediately."""
         self.renew(lease, 0.0)
 
 
-def _now(session: Session) -> datetime:
-    if session.get_bind().dialect.name == "postgresql":
-        return session.scalars(select(func.clock_timestamp(type_=UtcDateTime()))).one()
+def _now(connection: Connection) -> datetime:
+    if connection.dialect.name == "postgresql":
+        return connection.execute(select(func.clock_timestamp(type_=UtcDateTime()))).scalar_one()
     return datetime.now(UTC)

@@ -4,29 +4,18 @@ import hashlib
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import to_json
 
+from boost_core import messages
 from boost_core.config import JobSpec, Layout
 from boost_core.config.base import FieldProblem, raise_problems, spelled
 from boost_core.config.job import MOST_TAGS, Label
-from boost_core.messages import (
-    Cause,
-    CheckpointReport,
-    ComparisonReport,
-    EvaluationReport,
-    RestartReport,
-    ShapeReport,
-    SpareReport,
-    Steer,
-    StepReport,
-    WorkerCommand,
-)
 from boost_core.plan.machine import Basis, Fitted
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
@@ -48,7 +37,7 @@ def one_set(names: Collection[str]) -> set[str]:
     return _SETS.setdefault(frozenset(names), set(names))
 
 
-class RestartRecord(RestartReport):
+class RestartRecord(messages.RestartReport):
     """One resumption of training after an interruption."""
 
     time: datetime = Field(description="When the first step after it finished.")
@@ -93,18 +82,18 @@ class JobRecord(BaseModel):
     )
     started_at: datetime | None = Field(description="When the first gang started training.")
     finished_at: datetime | None
-    progress: StepReport | None = Field(description="The newest step.")
+    progress: messages.StepReport | None = Field(description="The newest step.")
     progress_at: datetime | None = Field(None, description="When the newest step was done.")
-    evaluation: EvaluationReport | None = Field(description="The newest evaluation.")
-    checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
+    evaluation: messages.EvaluationReport | None = Field(description="The newest evaluation.")
+    checkpoint: messages.CheckpointReport | None = Field(description="The newest committed checkpoint.")
     checkpoint_at: datetime | None = Field(None, description="When the newest checkpoint was committed.")
-    shape: ShapeReport | None = Field(None, description="Layout and nodes of the newest gang.")
-    spare: SpareReport | None = Field(
+    shape: messages.ShapeReport | None = Field(None, description="Layout and nodes of the newest gang.")
+    spare: messages.SpareReport | None = Field(
         None,
         description="The newest gang's spare copy: its step, and the node outside the gang that keeps it, as of a few "
         "seconds ago; null, or with a step of null, if there is none.",
     )
-    comparison: ComparisonReport | None = Field(
+    comparison: messages.ComparisonReport | None = Field(
         None, description="Memory and step seconds of the newest gang that has done two steps, compared with its plan."
     )
     profile: StoredProfile | None = Field(
@@ -127,19 +116,19 @@ class JobRecord(BaseModel):
         description="Memory that Ray reserved for workers on the largest of these nodes; layouts that need more host "
         "memory are not used; null: host memory is not checked.",
     )
-    commands: list[WorkerCommand] = Field(
+    commands: list[messages.WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
-    steers: list[Steer] = Field(
+    steers: list[messages.Steer] = Field(
         [], description="Changes of values that were requested while it trained and that its gang has not made yet."
     )
     restarts: list[RestartRecord] = Field([], description="The newest 50 restarts, oldest first.")
-    restart_counts: dict[Cause, int] = Field({}, description="Number of restarts by cause.")
+    restart_counts: dict[messages.Cause, int] = Field({}, description="Number of restarts by cause.")
     fault_counts: dict[str, int] = Field(
         {}, description="Number of faults by kind; gang_lost: gangs that were gone with their supervisor."
     )
     goodput: Goodput = Field(
-        default_factory=lambda values: Goodput.begin(values["submitted_at"]),
+        default_factory=lambda values: Goodput(since=values["submitted_at"], booked_until=values["submitted_at"]),
         description="How the job's time was spent.",
     )
     traceparent: str | None = Field(None, exclude=True)  # the request that submitted it, for spans of what follows
@@ -154,8 +143,7 @@ class JobRecord(BaseModel):
     def etag(self) -> str:
         """HTTP's entity tag of what a user can change: the spec. Progress does not alter it."""
         spec = self.requested_spec.model_dump_json(exclude={"steered"})
-        digest = hashlib.sha256(spec.encode()).hexdigest()
-        return f'"{digest[:_TAG_DIGITS]}"'
+        return f'"{hashlib.sha256(spec.encode()).hexdigest()[:_TAG_DIGITS]}"'
 
     def with_values(self, values: Mapping[str, Any]) -> "JobRecord":
         """The record with other values; what has been worked out of this one, such as its JSON, is left behind."""
@@ -217,8 +205,7 @@ class JobRecord(BaseModel):
         return Layout.of(self.shape or self.spec.parallelism)
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """Who submits a job.
 
     Attributes:
@@ -257,11 +244,6 @@ class JobFilter:
     text: str | None = None
     ids: Collection[str] | None = None
     cancellable: bool = False
-
-    @property
-    def searches(self) -> bool:
-        """Whether jobs have to be read to find these, because no index has them."""
-        return self.name is not None or bool(self.tags) or self.text is not None
 
 
 SearchText = Annotated[  # SQLite looks for what is before a NUL
@@ -349,8 +331,7 @@ class JobPage(BaseModel):
 
 EventKind = Literal[
     "state", "started", "progress", "evaluation", "sample", "checkpoint", "shape", "interruption", "restart", "fault",
-    "ranks", "profile", "spare", "log", "patch", "drill", "scores",
-    "layouts", "comparison", "steered",
+    "ranks", "profile", "spare", "log", "patch", "drill", "scores", "layouts", "comparison", "steered",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 
@@ -416,10 +397,4 @@ class Request:
 
 def request_values(request: Request, resource: str) -> dict[str, Any]:
     """The row to be stored together with the request's effect, which fails if another process was faster."""
-    return {
-        "tenant": request.tenant,
-        "key": request.key,
-        "fingerprint": request.fingerprint,
-        "resource": resource,
-        "time": datetime.now(UTC),
-    }
+    return asdict(request) | {"resource": resource, "time": datetime.now(UTC)}

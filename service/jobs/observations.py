@@ -45,23 +45,13 @@ _ROW = ObservationRow
 _DIGITS = 16
 
 
-_OF_ALIKE = (
-    (_ROW.kind == bindparam("kind")) & (_ROW.precision == bindparam("precision")) & (_ROW.base == bindparam("base"))
-)
+# Built once, because building it takes longer than running it.
 _RATIOS = _ROW.ratio, _ROW.rest_ratio, _ROW.communication_ratio
+_OF_ALIKE = [column == bindparam(column.key) for column in (_ROW.kind, _ROW.precision, _ROW.base)]
+_NEWEST = select(_ROW.tenant, _ROW.job_id, _ROW.model, _ROW.shape, *_RATIOS, _ROW.time).where(*_OF_ALIKE)
+_NEWEST = _NEWEST.order_by(_ROW.time.desc()).limit(_READ)
 _OWN = _ROW.tenant == bindparam("tenant")
-_ALIKE = union_all(  # built once, because building it takes longer than running it
-    *(
-        select(
-            select(_ROW.tenant, _ROW.job_id, _ROW.model, _ROW.shape, *_RATIOS, _ROW.time)
-            .where(_OF_ALIKE, whose)
-            .order_by(_ROW.time.desc())
-            .limit(_READ)
-            .subquery()
-        )
-        for whose in (_OWN, ~_OWN)
-    )
-)
+_ALIKE = union_all(*(select(_NEWEST.where(whose).subquery()) for whose in (_OWN, ~_OWN)))
 
 
 def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> dict[str, Any] | None:
@@ -95,8 +85,7 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
 def add(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
     """Store observations, replacing older ones, and drop those of a tenant beyond the number kept."""
     for each in observed:
-        same = (_ROW.job_id == each["job_id"]) & (_ROW.shape == each["shape"])
-        connection.execute(delete(_ROW).where(same))
+        connection.execute(delete(_ROW).filter_by(job_id=each["job_id"], shape=each["shape"]))
         connection.execute(insert(_ROW).values(each))
         alike = (_ROW.tenant == each["tenant"]) & (_ROW.kind == each["kind"]) & (_ROW.precision == each["precision"])
         jobs = select(_ROW.job_id).where(alike).group_by(_ROW.job_id).order_by(func.max(_ROW.time).desc())
@@ -148,8 +137,7 @@ class Observations:
                 others[row.tenant][row.job_id].append(ratios)
         for number, jobs in enumerate(others.values()):  # each as one job without a shape
             ran.append(Ran(f"tenant {number}", "", "", median_of([median_of(each) for each in jobs.values()])))
-        spread = Basis(profile=profile).machine(spec).profile.spread
-        return Fitted.to(ran, spread, kind, precision, model_of(spec))
+        return Fitted.to(ran, Basis(profile=profile).machine(spec).profile.spread, kind, precision, model_of(spec))
 
 
 def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:

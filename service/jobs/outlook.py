@@ -102,9 +102,6 @@ def cpus_without_rank(
         free: Those that are free.
         jobs: The jobs that may have ranks on it; a gang that has not started yet is not told from other tasks.
     """
-    of_ranks = sum(
-        job.spec.resources.cpus_per_worker * job.shape.nodes.count(node_id)
-        for job in jobs
-        if job.has_workers and job.shape is not None
-    )
+    gangs = ((job.spec.resources.cpus_per_worker, job.shape.nodes) for job in jobs if job.has_workers and job.shape)
+    of_ranks = sum(cpus * nodes.count(node_id) for cpus, nodes in gangs)
     return max(0.0, total.get("CPU", 0.0) - free.get("CPU", 0.0) - of_ranks)

@@ -19,11 +19,8 @@ class ReplicasPatch(Config):
     max: int | None = None
 
 
-class GpusPatch(Config):
+class GpusPatch(ReplicasPatch):
     """New limits of the number of GPUs."""
-
-    min: int | None = None
-    max: int | None = None
 
 
 class SamplePatch(Config):
@@ -78,12 +75,6 @@ class JobPatch(Config):
     )
     optimizer: OptimizerPatch | None = None
     checkpoint: CheckpointPatch | None = None
-
-    @property
-    def only_describes(self) -> bool:
-        """Whether nothing but the job's description changes, which does not affect its training."""
-        changed = self.model_dump(exclude_none=True).keys()
-        return bool(changed) and changed <= {"group", "tags", "notes"}
 
 
 _STEERED = set(Steering.model_fields)
@@ -156,6 +147,5 @@ def apply(
         for each in (spec, changed)
         for limits in [each.elasticity.model_dump() if each.elasticity else {}]
     )
-    return changed, {
-        field: {"from": before[field], "to": after[field]} for field in before if before[field] != after[field]
-    }
+    differing = (field for field in before if before[field] != after[field])
+    return changed, {field: {"from": before[field], "to": after[field]} for field in differing}

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import MeasuredProfile, computed_in, kind_of_gpu
-from service.jobs.database import retried_once
+from service.jobs.database import read_models, retried_once
 from service.jobs.tables import ProfileRow
 from service.models.cluster import StoredProfile
 
@@ -61,9 +61,7 @@ class ProfileStore:
     def list(self, kind: str | None = None, precision: str | None = None) -> Sequence[StoredProfile]:
         """The profiles of a kind at a precision, or of all, by kind and precision."""
         query = select(*_COLUMNS).where(*_matching(kind, precision)).order_by(ProfileRow.kind, ProfileRow.precision)
-        with self.engine.connect() as connection:
-            rows = connection.execute(query).all()
-        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
+        return read_models(self.engine, StoredProfile, query)
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
@@ -73,8 +71,7 @@ class ProfileStore:
 
         def write() -> None:
             with self.engine.begin() as connection:
-                changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
-                if changed.rowcount == 0:
+                if connection.execute(update(ProfileRow).filter_by(**key).values(values)).rowcount == 0:
                     connection.execute(insert(ProfileRow).values(values))
 
         retried_once(write)

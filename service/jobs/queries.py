@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,12 @@ from datetime import datetime
 from functools import cache
 from itertools import islice
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, or_, select, union_all
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import Session, aliased
 
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
@@ -27,13 +25,15 @@ from service.models.jobs import EvaluationPoint, MetricsHistory, MetricsSample, 
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
+_Earlier = aliased(JobRow)
+NEXT_ARRIVAL = select(func.coalesce(func.max(_Earlier.arrival), 0) + 1).scalar_subquery()  # of a job that queues now
+
 Heads = Select[str, int, str | None]  # of jobs: the id, and what tells whether a record of it is still the newest
 HEADS: Heads = select(JobRow.id, JobRow.version, JobRow.waiting_for)
 _RECORDS = select(*(getattr(JobRow, name).label(name) for name in JobRecord.model_fields if hasattr(JobRow, name)))
 ONE = HEADS.where(JobRow.id == bindparam("job_id"))
-UNFINISHED = HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(
-    JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id
-)
+_ACTIVE = HEADS.where(JobRow.state.in_(ACTIVE_STATES))
+UNFINISHED = _ACTIVE.order_by(JobRow.arrival.nulls_last(), JobRow.queued_at, JobRow.id)
 FAILED = HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
 FIRST_IN_STATE = HEADS.where(JobRow.state == bindparam("state")).order_by(JobRow.arrival).limit(bindparam("limit"))
 WITH_GANGS = HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
@@ -42,13 +42,7 @@ BACKLOG = (
     .where(JobRow.state.in_(ACTIVE_STATES))
     .group_by(JobRow.state, JobRow.queue, JobRow.tenant)
 )
-_ENDED = {
-    column.key: select(column, JobRow.state, func.count())
-    .where(JobRow.state.in_(TERMINAL_STATES))
-    .group_by(column, JobRow.state)
-    for column in (JobRow.queue, JobRow.tenant)
-}
-_MANY_ENDED, _ENDED_SECONDS = 10_000, 1.0  # from how many on, and for how long, their number is remembered
+ENDED = select(JobRow.state, func.count()).where(JobRow.state.in_(TERMINAL_STATES))
 _CONDITIONS = {
     "tenant": JobRow.tenant == bindparam("tenant"),
     "queue": JobRow.queue == bindparam("queue"),
@@ -59,21 +53,12 @@ _CONDITIONS = {
 }
 MOST_SEARCHED = 10_000  # jobs in each state that are read for a page of a search; more are read for the next page
 
-MEANS = (
-    "loss",
-    "learning_rate",
-    "gradient_norm",
-    "tokens_per_second",
-    "step_seconds",
-    "exposed_communication_seconds",
-    "model_flops_per_second",
-)
+MEANS = tuple(name for name in MetricsSample.model_fields if name not in ("step", "time", "loss_min", "loss_max"))
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # how events store numbers that JSON lacks
 MOST_RANK_TIMES = 100_000  # in an answer, which then has about 2 MB and is drawn within a tenth of a second
 LOSS_STEPS = 20  # over which a job's last loss is averaged: one batch's differs from the next's by tenths
 _CHUNK = 500
 _MOST_IN_SHORT_READ = 2  # records to make or change; each takes up to a third of a millisecond
-_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 class JobNotFound(LookupError):
@@ -83,8 +68,7 @@ class JobNotFound(LookupError):
         super().__init__(f"there is no job {job_id!r}; list the jobs to see their ids")
 
 
-@dataclass(frozen=True)
-class EventFilter:
+class EventFilter(NamedTuple):
     """Which events of a job to read; ``None`` for any.
 
     Attributes:
@@ -109,8 +93,7 @@ class EventFilter:
         )
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """The position of a job in its history.
 
     Attributes:
@@ -147,7 +130,7 @@ class JobCache:
     _parts: WeakValueDictionary[tuple[str, str], BaseModel] = field(default_factory=WeakValueDictionary, init=False)
 
     def read(
-        self, connection: Connection, query: Heads, parameters: Mapping[str, Any] = _NO_PARAMETERS
+        self, connection: Connection, query: Heads, parameters: Mapping[str, Any] | None = None
     ) -> list[JobRecord]:
         """Return the jobs that a query selects, in its order.
 
@@ -177,7 +160,18 @@ class JobCache:
         for begin in range(0, len(unknown), _CHUNK):
             chunk = _RECORDS.where(JobRow.id.in_(unknown[begin : begin + _CHUNK]))
             for row in map(dict, connection.execute(chunk).mappings()):
-                changed[row["id"]] = self._record(row)
+                # Parts of its spec that were made of the same JSON before are not made and checked again.
+                content: dict[str, Any] = row["spec"]
+                keys = {name: (name, repr(part)) for name, part in content.items() if isinstance(part, dict)}
+                with self._lock:
+                    known = {name: part for name, key in keys.items() if (part := self._parts.get(key)) is not None}
+                record = JobRecord.model_validate({**row, "spec": {**content, **known}})
+                with self._lock:
+                    for name in keys.keys() - known.keys():
+                        self._parts[keys[name]] = getattr(record.spec, name)
+                for each in (record, record.spec):
+                    object.__setattr__(each, "__pydantic_fields_set__", one_set(each.model_fields_set))
+                changed[record.id] = record
         self.remember(changed, jobs)
         jobs |= changed
         return [jobs[job_id] for job_id, _, _ in heads]
@@ -200,20 +194,6 @@ class JobCache:
                 forgotten += list(jobs)[len(jobs) - (excess - len(forgotten)) :]
                 for job_id in forgotten:
                     del self._known[job_id]
-
-    def _record(self, row: Mapping[str, Any]) -> JobRecord:
-        """Make a record. Parts of its spec that were made of the same JSON before are not made and checked again."""
-        content: dict[str, Any] = row["spec"]
-        keys = {name: (name, repr(part)) for name, part in content.items() if isinstance(part, dict)}
-        with self._lock:
-            known = {name: part for name, key in keys.items() if (part := self._parts.get(key)) is not None}
-        record = JobRecord.model_validate({**row, "spec": {**content, **known}})
-        with self._lock:
-            for name in keys.keys() - known.keys():
-                self._parts[keys[name]] = getattr(record.spec, name)
-        for each in (record, record.spec):
-            object.__setattr__(each, "__pydantic_fields_set__", one_set(each.model_fields_set))
-        return record
 
 
 def load(session: Session, job_id: str) -> JobRecord:
@@ -322,40 +302,10 @@ class Backlog(NamedTuple):
     since: datetime | None
 
 
-@dataclass
-class JobCounts:
-    """Counts jobs. Threads may share it.
-
-    Those that have not ended are counted each time. Many that have ended are counted once a second at most, because
-    that takes longer the more there are.
-    """
-
-    _ended: dict[str, tuple[float, list[tuple[str, str, int]]]] = field(default_factory=dict, init=False)
-
-    def by(self, connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
-        """Number of jobs by the value of a column, ``queue`` or ``tenant``, and by state."""
-        now, key = time.monotonic(), column.key
-        until, ended = self._ended.get(key, (0.0, []))
-        if now >= until:
-            ended = [(value, state, number) for value, state, number in connection.execute(_ENDED[key])]
-            if sum(number for _, _, number in ended) >= _MANY_ENDED:
-                self._ended[key] = now + _ENDED_SECONDS, ended
-        counts: dict[str, dict[str, int]] = defaultdict(dict)
-        for value, state, number in ended:
-            counts[value][state] = number
-        for each in backlog(connection):
-            of_value = counts[getattr(each, key)]
-            of_value[each.state] = of_value.get(each.state, 0) + each.jobs
-        return counts
-
-
 def backlog(connection: Connection, tenant: str | None = None) -> list[Backlog]:
     """The jobs that have not ended, of a tenant or of all."""
-    query = BACKLOG if tenant is None else BACKLOG.where(JobRow.tenant == tenant)
-    return [
-        Backlog(queue, holder, JobState(state), jobs, since)
-        for queue, holder, state, jobs, since in connection.execute(query)
-    ]
+    rows = connection.execute(BACKLOG if tenant is None else BACKLOG.where(JobRow.tenant == tenant))
+    return [Backlog(queue, holder, JobState(state), jobs, since) for queue, holder, state, jobs, since in rows]
 
 
 def earlier_result(session: Session | Connection, request: Request) -> str | None:
@@ -390,19 +340,10 @@ def history(session: Session, job_id: str, first: int, last: int, points: int, r
     bucket: ColumnElement[int] = (step - first) // width
     # From the first step on includes an evaluation before it.
     within = EventRow.job_id == job_id, step.between(0 if first == 1 else first, last)
-    numbers = {name: _finite(name) for name in MEANS}
-    samples = (
-        select(
-            func.max(step).label("step"),
-            func.max(EventRow.time).label("time"),
-            func.min(numbers["loss"]).label("loss_min"),
-            func.max(numbers["loss"]).label("loss_max"),
-            *(func.avg(number).label(name) for name, number in numbers.items()),
-        )
-        .where(*within, EventRow.kind == "progress")
-        .group_by(bucket)
-        .order_by(func.max(step))
-    )
+    loss, means = _finite("loss"), [func.avg(_finite(name)).label(name) for name in MEANS]
+    extremes = func.min(loss).label("loss_min"), func.max(loss).label("loss_max")
+    samples = select(func.max(step).label("step"), func.max(EventRow.time).label("time"), *extremes, *means)
+    samples = samples.where(*within, EventRow.kind == "progress").group_by(bucket).order_by(func.max(step))
     # The newest evaluation and the newest times of ranks for each point, in order of steps.
     newest: dict[str, list[dict[str, Any]]] = {"ranks": []}
     event, size = func.max(EventRow.id), func.max(func.json_array_length(EventRow.data["busy_seconds"]))
@@ -414,20 +355,17 @@ def history(session: Session, job_id: str, first: int, last: int, points: int, r
         ids = {(at - first) // wider: event_id for event_id, at, _ in of_buckets}.values()
         query: Select[Any] = select(EventRow.data).where(EventRow.id.in_(ids)).order_by(EventRow.id)
         newest[kind] = sorted(session.scalars(query), key=lambda data: int(data["step"]))
+    evaluations = []
+    for data in newest["evaluation"]:
+        sets = [NamedValidationPoint(name=each["name"], **_validation(each)) for each in data.get("sets", ())]
+        evaluations.append(EvaluationPoint(step=data["step"], **_validation(data), sets=sets))
     return MetricsHistory(
         job_id=job_id,
         from_step=first,
         to_step=last,
         bucket_steps=width,
         samples=[MetricsSample.model_validate(row._mapping) for row in session.execute(samples)],
-        evaluations=[
-            EvaluationPoint(
-                step=data["step"],
-                **_validation(data),
-                sets=[NamedValidationPoint(name=each["name"], **_validation(each)) for each in data.get("sets", ())],
-            )
-            for data in newest["evaluation"]
-        ],
+        evaluations=evaluations,
         ranks=[
             RankTimes(step=data["step"], busy_seconds=[_number(each) for each in data["busy_seconds"]])
             for data in newest["ranks"]

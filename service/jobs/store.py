@@ -1,31 +1,17 @@
 """The store: the one place that reads and writes job records and their events."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from operator import itemgetter
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from psycopg import AsyncConnection
-from sqlalchemy import (
-    ARRAY,
-    Connection,
-    CursorResult,
-    Engine,
-    Text,
-    bindparam,
-    delete,
-    func,
-    insert,
-    literal,
-    select,
-    true,
-    update,
-)
+from sqlalchemy import ARRAY, Connection, Engine, Text, bindparam, delete, func, insert, literal, select, true, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config import JobSpec
@@ -33,30 +19,14 @@ from boost_core.messages import CheckpointReport, FaultReport, Scores, WorkerCom
 from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs import model, observations, queries, tables, writes
-from service.jobs.database import (
-    SILENT_MILLISECONDS,
-    TO_POSTGRESQL,
-    WAIT_SECONDS,
-    open_engine,
-    open_for_short_reads,
-    retried_once,
-)
+from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine, open_for_short_reads, retried_once
 from service.jobs.goodput import Goodput
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
-from service.jobs.queries import Backlog, EventFilter, JobCache, JobCounts, JobNotFound, Position
+from service.jobs.queries import NEXT_ARRIVAL, Backlog, EventFilter, JobCache, JobNotFound, Position
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.jobs.tables import (
-    NEXT_ARRIVAL,
-    EventRow,
-    JobRow,
-    RequestRow,
-    SnapshotRow,
-    SweepTrialRow,
-    TrackerRow,
-    searched,
-)
+from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, SweepTrialRow, TrackerRow
 from service.jobs.writes import NumberedReport, Overtaken, TakenBack, Write
 from service.models.cluster import StoredProfile
 
@@ -117,7 +87,7 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
     arguments = {**arguments, **TO_POSTGRESQL, **_KEEPALIVES}
     async with await AsyncConnection.connect(autocommit=True, **arguments) as connection:
         # The database queues what this process does not read, for all; so it must end a stopped process's connection.
-        await connection.execute(f"SET tcp_user_timeout = {SILENT_MILLISECONDS}")
+        await connection.execute(f"SET tcp_user_timeout = {TO_POSTGRESQL['tcp_user_timeout']}")
         await connection.execute(f"LISTEN {_CHANNEL}")
 
         async def notifications() -> AsyncGenerator[tuple[str, int]]:
@@ -130,18 +100,13 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
 
 
 _LOST_RACES = 100
+_MANY_ENDED, _ENDED_SECONDS = 10_000, 1.0  # from how many on, and for how long, their number is remembered
 _CANCELLED_TOGETHER = 250
 _NEWEST_CHECKPOINTS, _LARGE_CHECKPOINT = 64, 1 << 28  # jobs, bytes
 _INSERT_JOB = insert(JobRow).values(arrival=NEXT_ARRIVAL).returning(JobRow.arrival)
-_INSERT_EVENT, _INSERT_REQUEST, _INSERT_TRACKER = insert(EventRow), insert(RequestRow), insert(TrackerRow)
-_INSERT_TRIAL = insert(SweepTrialRow)
 MOST_UNFINISHED = 20_000  # jobs of a tenant: each pass of the scheduler is about all of them
-_ONE_TOO_MANY = (
-    select(JobRow.id)
-    .where(JobRow.tenant == bindparam("tenant"), JobRow.state.in_(queries.ACTIVE_STATES))
-    .offset(bindparam("others"))
-    .limit(1)
-)
+_UNFINISHED = select(JobRow.id).where(JobRow.tenant == bindparam("tenant"), JobRow.state.in_(queries.ACTIVE_STATES))
+_ONE_TOO_MANY = _UNFINISHED.offset(bindparam("others")).limit(1)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
 _ALL_EVENTS = EventFilter()
@@ -168,7 +133,8 @@ class JobStore:
         self.engine = open_engine(database, seconds) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
-        self._known, self._counts = known or JobCache(), JobCounts()
+        self._known = known or JobCache()
+        self._ended: dict[str, tuple[float, list[tuple[str, int, str]]]] = {}  # by column: until when, and its counts
 
     def close(self) -> None:
         """Close all connections."""
@@ -225,9 +191,9 @@ class JobStore:
             attempt=0, cancel_requested=False, checkpoint_url=f"{folder.rstrip('/')}/{job_id}", submitted_at=now,
             queued_at=now, waiting_since=now, started_at=None, finished_at=None, progress=None, evaluation=None,
             checkpoint=None, profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory_bytes,
-            goodput=Goodput.begin(now), traceparent=traceparent, version=1,
+            goodput=Goodput(since=now, booked_until=now), traceparent=traceparent, version=1,
         )  # fmt: skip
-        job = {name: getattr(record, name) for name in record.model_fields_set} | searched(spec)
+        job = {name: getattr(record, name) for name in record.model_fields_set} | tables.searched(spec)
         job["spec"] = tables.stored(spec)
         about = {"job_id": job_id, "attempt": 0, "time": now}
         state = {"state": record.state, "reason": record.reason, "message": record.message}
@@ -242,18 +208,19 @@ class JobStore:
                     if known := queries.earlier_result(connection, request):
                         alongside(connection)
                         return self._known.read(connection, queries.ONE, {"job_id": known})[0]
-                    connection.execute(_INSERT_REQUEST, model.request_values(request, record.id))
+                    connection.execute(insert(RequestRow), model.request_values(request, record.id))
                 if connection.execute(_ONE_TOO_MANY, {"tenant": owner.tenant, "others": MOST_UNFINISHED - 1}).first():
                     raise model.TooManyJobs(
                         f"the tenant {owner.tenant!r} has {MOST_UNFINISHED} jobs that have not ended, which is the "
                         "maximum; wait, or cancel some"
                     )
                 arrival = connection.execute(_INSERT_JOB, job).scalar_one()
-                connection.execute(_INSERT_EVENT, events)
+                connection.execute(insert(EventRow), events)
                 if trial is not None:
-                    connection.execute(_INSERT_TRIAL, {"sweep_id": trial[0], "number": trial[1], "job_id": record.id})
+                    of_sweep = {"sweep_id": trial[0], "number": trial[1], "job_id": record.id}
+                    connection.execute(insert(SweepTrialRow), of_sweep)
                 if trackers:
-                    connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
+                    connection.execute(insert(TrackerRow), [{"job_id": record.id, "kind": kind} for kind in trackers])
                 alongside(connection)
             return record.with_values({"arrival": arrival})
 
@@ -275,8 +242,7 @@ class JobStore:
         Raises:
             JobNotFound: There is none with this id.
         """
-        with self.engine.connect() as connection:
-            jobs = self._known.read(connection, queries.ONE, {"job_id": job_id})
+        jobs = self._read(queries.ONE, {"job_id": job_id})
         if not jobs:
             raise JobNotFound(job_id)
         return jobs[0]
@@ -290,15 +256,16 @@ class JobStore:
     ) -> tuple[Sequence[JobRecord], str | None]:
         """Jobs, the newest first, and the cursor for older ones; ``None`` if there are none.
 
-        A search (``JobFilter.searches``) reads only so many jobs: its page may have few or none although others follow.
+        A search, by name, tags or text, reads only so many jobs: its page may have few or none although others follow.
 
         Args:
             wanted: Which.
             limit: Maximum number of results.
             cursor: Only jobs older than the one with this id.
         """
+        searches = wanted.name is not None or wanted.tags or wanted.text is not None  # which no index has
         with self.engine.connect() as connection:
-            end = connection.scalar(*queries.search_end(wanted, cursor)) if wanted.searches else None
+            end = connection.scalar(*queries.search_end(wanted, cursor)) if searches else None
             jobs = self._known.read(connection, *queries.listed(wanted, limit + 1, cursor, end))
         return jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else end
 
@@ -309,21 +276,20 @@ class JobStore:
 
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not ended, in queue order."""
-        with self.engine.connect() as connection:
-            jobs = self._known.read(connection, queries.UNFINISHED)
-        return [job for job in jobs if not job.finished]  # one may have ended while they were read
+        return [job for job in self._read(queries.UNFINISHED) if not job.finished]  # one may have ended meanwhile
 
     def failed_since(self, moment: datetime, limit: int, tenant: str | None = None) -> Sequence[JobRecord]:
         """Jobs of a tenant, or of all, that have FAILED since a point in time, the newest first, at most ``limit``."""
         ours = true() if tenant is None else JobRow.tenant == tenant
-        query = queries.FAILED.where(JobRow.finished_at >= moment, ours).limit(limit)
-        with self.engine.connect() as connection:
-            return self._known.read(connection, query)
+        return self._read(queries.FAILED.where(JobRow.finished_at >= moment, ours).limit(limit))
 
     def some(self, job_ids: Collection[str]) -> Sequence[JobRecord]:
         """Those of some jobs that have not ended."""
+        return self._read(queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
+
+    def _read(self, query: queries.Heads, parameters: Mapping[str, Any] | None = None) -> Sequence[JobRecord]:
         with self.engine.connect() as connection:
-            return self._known.read(connection, queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
+            return self._known.read(connection, query, parameters)
 
     def of_sweep(self, sweep_id: str) -> dict[int, JobRecord]:
         """The jobs of a sweep's trials, by the trials' numbers."""
@@ -368,9 +334,26 @@ class JobStore:
         return {state: counts[state] for state in JobState}
 
     def count_by(self, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
-        """Number of jobs by the value of a column, ``queue`` or ``tenant``, and by state; see ``JobCounts``."""
+        """Number of jobs by the value of a column, ``queue`` or ``tenant``, and by state.
+
+        Those that have not ended are counted each time. Many that have ended are counted once a second at most, because
+        that takes longer the more there are.
+        """
+        now, counts = time.monotonic(), defaultdict[str, dict[str, int]](dict)
+        until, ended = self._ended.get(column.key, (0.0, []))
         with self.engine.connect() as connection:
-            return self._counts.by(connection, column)
+            if now >= until:
+                query = queries.ENDED.add_columns(column).group_by(column, JobRow.state)
+                ended = [(state, number, value) for state, number, value in connection.execute(query)]
+                if sum(number for _, number, _ in ended) >= _MANY_ENDED:
+                    self._ended[column.key] = now + _ENDED_SECONDS, ended
+            unfinished = queries.backlog(connection)
+        for state, number, value in ended:
+            counts[value][state] = number
+        for each in unfinished:
+            of_value = counts[getattr(each, column.key)]
+            of_value[each.state] = of_value.get(each.state, 0) + each.jobs
+        return counts
 
     def backlog(self, tenant: str | None = None) -> Sequence[Backlog]:
         """How many jobs have not ended, of a tenant or of all, by queue, tenant and state."""
@@ -428,15 +411,16 @@ class JobStore:
         for begin in range(0, len(ids := sorted(job_ids)), _CANCELLED_TOGETHER):
             left = {*ids[begin : begin + _CANCELLED_TOGETHER]}
             with suppress(Overtaken):
-                with Session(self.engine) as session, session.begin():
+                with self.engine.begin() as connection:
                     # Waiting for others' locks while holding some could end in a deadlock.
                     unlocked = queries.HEADS.where(JobRow.id.in_(left)).order_by(JobRow.id)
-                    jobs = self._known.read(session.connection(), unlocked.with_for_update(skip_locked=True))
+                    jobs = self._known.read(connection, unlocked.with_for_update(skip_locked=True))
                     changes = [(job, write) for job in jobs if (write := plan(job))]
-                    self._update(session.connection(), [(job.id, job.version, write.values) for job, write in changes])
-                    session.add_all([row for _, write in changes for row in write.rows])
+                    self._update(connection, [(job.id, job.version, write.values) for job, write in changes])
+                    if events := [event for _, write in changes for event in write.events]:
+                        connection.execute(insert(EventRow), events)
                     versions = {job.id: job.version + 1 for job, _ in changes}
-                    notify(session.connection(), versions)
+                    notify(connection, versions)
                 left.difference_update(job.id for job in jobs)
                 self.notifications.publish(versions)
                 yield from versions
@@ -539,9 +523,8 @@ class JobStore:
             JobNotFound: There is no such job.
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        return self._write_requested(
-            job_id, request, lambda record: Write({}, [writes.event(record, "scores", scores.model_dump(mode="json"))])
-        )
+        data = scores.model_dump(mode="json")
+        return self._write_requested(job_id, request, lambda job: Write({}, [writes.event(job, "scores", data)]))
 
     def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
         """Store a fault of a job that was found by others than its gang.
@@ -587,8 +570,7 @@ class JobStore:
             fresh = [report for report in reports if report[0] > stored]
             if not fresh or attempt < record.attempt:
                 return None
-            change = writes.reported(record, attempt, fresh)
-            return Write(change.values, [EventRow(**event) for event in change.events], change.observed)
+            return writes.reported(record, attempt, fresh)[1]
 
         return self._write(job_id, plan)
 
@@ -626,15 +608,15 @@ class JobStore:
             LeaseLost: Another process does the work now for which this one had a lease.
         """
         changes = [writes.reported(record, record.attempt, reports) for record, reports in reported]
-        versions = {change.record.id: change.record.version for change in changes}
+        versions = {after.id: after.version for after, _ in changes}
         with self.engine.begin() as connection:
             # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
-            self._update(connection, [(each.record.id, each.record.version - 1, each.values) for each in changes])
-            connection.execute(insert(EventRow), [event for change in changes for event in change.events])
-            observations.add(connection, [each for change in changes for each in change.observed])
+            self._update(connection, [(after.id, after.version - 1, write.values) for after, write in changes])
+            connection.execute(insert(EventRow), [event for _, write in changes for event in write.events])
+            observations.add(connection, [each for _, write in changes for each in write.observed])
             notify(connection, versions)
         self.notifications.publish(versions)
-        self._known.remember({change.record.id: change.record for change in changes})
+        self._known.remember({after.id: after for after, _ in changes})
 
     def _update(self, connection: Connection, changes: Sequence[tuple[str, int, Mapping[str, Any]]]) -> None:
         """Write new values for columns of jobs, each with its id and the version that was read.
@@ -693,13 +675,13 @@ class JobStore:
             JobNotFound: There is none with this id.
         """
         newest = select(func.max(EventRow.id)).where(EventRow.job_id == job_id).scalar_subquery()
-        query = select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id)
-        with Session(self.engine) as session:
-            row = session.execute(query).one_or_none()
+        with self.engine.connect() as connection:
+            of_job = select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id)
+            row = connection.execute(of_job).one_or_none()
         if row is None:
             raise JobNotFound(job_id)
         version, state, event_id = row
-        return Position(version, JobState(state) in TERMINAL_STATES, event_id or 0)
+        return Position(version, state in TERMINAL_STATES, event_id or 0)
 
     def explain(self, messages: Mapping[str, str]) -> None:
         """Store what queued jobs wait for. This does not count as a change: the version stays, and there is no event.
@@ -748,14 +730,10 @@ class JobStore:
             That of the largest among the newest of its newest jobs; ``None`` if none is large enough to tell the
             bandwidth from the time that a request takes.
         """
-        newest = (
-            select(JobRow.checkpoint, JobRow.checkpoint_url)
-            .where(JobRow.tenant == tenant, JobRow.checkpoint.is_not(None))
-            .order_by(JobRow.id.desc())
-            .limit(_NEWEST_CHECKPOINTS)
-        )
+        theirs = JobRow.tenant == tenant, JobRow.checkpoint.is_not(None)
+        newest = select(JobRow.checkpoint, JobRow.checkpoint_url).where(*theirs).order_by(JobRow.id.desc())
         with Session(self.engine) as session:
-            rows = session.execute(newest).all()
+            rows = session.execute(newest.limit(_NEWEST_CHECKPOINTS)).all()
         place = urlsplit(folder, "file")[:2]
         reports = [CheckpointReport.model_validate(each) for each, url in rows if urlsplit(url, "file")[:2] == place]
         largest = max(reports, key=lambda report: report.bytes, default=None)
@@ -770,16 +748,14 @@ class JobStore:
 
     def _write_requested(self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]) -> JobRecord:
         """Carry out a request once, however often it is repeated."""
+        if request is None:
+            return self._write(job_id, lambda record, _: change(record))
 
         def plan(record: JobRecord, session: Session) -> Write | None:
-            if request is None:
-                return change(record)
-            if queries.earlier_result(session, request):
-                return None
-            write = change(record)
-            return Write(write.values, [*write.rows, RequestRow(**model.request_values(request, job_id))])
+            return None if queries.earlier_result(session, request) else change(record)
 
-        return retried_once(partial(self._write, job_id, plan))
+        request_row = insert(RequestRow).values(model.request_values(request, job_id))
+        return retried_once(lambda: self._write(job_id, plan, lambda connection: connection.execute(request_row)))
 
     def _write(
         self, job_id: str, plan: Callable[[JobRecord, Session], Write | None],
@@ -794,16 +770,16 @@ class JobStore:
                     # The job is written before its events: this locks it, so that their ids follow the commits.
                     unmoved = (JobRow.id == job_id) & (JobRow.version == record.version) & permitted(self._lease)
                     values = {**write.values, "version": record.version + 1}
-                    result = session.execute(update(JobRow).where(unmoved).values(**values))
-                    assert isinstance(result, CursorResult)
-                    if result.rowcount == 0:  # another writer was faster
-                        refuse_if_lost(session.connection(), self._lease)
-                        continue
-                    session.add_all(write.rows)
-                    observations.add(session.connection(), write.observed)
-                    alongside(session.connection())
+                    connection = session.connection()
+                    if connection.execute(update(JobRow).where(unmoved).values(values)).rowcount == 0:
+                        refuse_if_lost(connection, self._lease)
+                        continue  # another writer was faster
+                    if write.events:
+                        connection.execute(insert(EventRow), write.events)
+                    observations.add(connection, write.observed)
+                    alongside(connection)
                     record = queries.load(session, job_id)
-                    notify(session.connection(), {job_id: record.version})
+                    notify(connection, {job_id: record.version})
             self.notifications.publish({job_id: record.version})
             return record
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")

@@ -13,7 +13,6 @@ these come.
 """
 
 import json
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # Optuna and NumPy are imported when the first sweep needs th
     import optuna
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
-    from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial
 
 _SCHEMA = "optuna"  # in PostgreSQL
@@ -41,7 +39,7 @@ LEAST_COMPLETED = 4  # trials for importances: PED-ANOVA compares the best, at l
 _MOST_IMPORTANCES = 256  # that are remembered
 _CREATION = threading.Lock()  # among threads, and in PostgreSQL among processes:
 _CREATION_LOCK = 0x6F7074756E61  # any number, the same in all processes
-_START, _VERDICT, _REFUSED, _STOPPED = "start", "verdict", "refused", "stopped"  # attributes of trials
+_START, VERDICT, REFUSED, _STOPPED = "start", "verdict", "refused", "stopped"  # attributes of trials
 _STATES = {  # by Optuna's names
     "RUNNING": TrialState.RUNNING,
     "COMPLETE": TrialState.COMPLETE,
@@ -98,7 +96,9 @@ def ask(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> "FrozenTrial"
         trials: All trials so far, in order.
     """
     study = _copy(request, trials, len(trials))
-    study.ask(distributions(request)).set_user_attr(_START, _clock(trials))
+    # It starts at the time of the newest verdict.
+    verdicts = (int(each.user_attrs[_START]) + max(each.intermediate_values, default=0) for each in trials)
+    study.ask(distributions(request)).set_user_attr(_START, max(verdicts, default=0))
     return study.get_trials(deepcopy=False)[-1]
 
 
@@ -137,45 +137,28 @@ def next_milestone(trial: "FrozenTrial", milestones: Sequence[int]) -> tuple[int
     came. So verdicts in the order of this clock do not depend on how fast jobs really are.
     """
     start = int(trial.user_attrs[_START])
-    if _REFUSED in trial.user_attrs:  # it needs no step to fail
+    if REFUSED in trial.user_attrs:  # it needs no step to fail
         return start, trial.number, 0
     # The last one again if steering has made a step the last at which it has been judged before.
     step = next((step for step in milestones if step not in trial.intermediate_values), milestones[-1])
     return start + step, trial.number, step
 
 
-def refusal(trial: "FrozenTrial") -> str | None:
-    """Why a trial's job was refused; ``None`` if it was not."""
-    reason = trial.user_attrs.get(_REFUSED)
-    return None if reason is None else str(reason)
-
-
-def tokens_of(trial: "FrozenTrial", job: JobRecord) -> int:
-    """Tokens on which a trial has trained up to its newest milestone; a failed one may not have reached that."""
-    done, training = job.progress.step if job.progress else 0, job.spec.training
-    steps = (step if math.isfinite(value) else min(step, done) for step, value in trial.intermediate_values.items())
-    return training.samples(max(steps, default=0)) * training.sequence_length
-
-
 def shown(request: SweepRequest, trial: "FrozenTrial", job_id: str | None) -> SweepTrial:
     """A trial as the API shows it."""
-    verdict = Verdict.model_validate(trial.user_attrs[_VERDICT]) if _VERDICT in trial.user_attrs else None
+    verdict = Verdict.model_validate(trial.user_attrs[VERDICT]) if VERDICT in trial.user_attrs else None
     state, reason = _STATES[trial.state.name], verdict.reason if verdict else None
     if state is TrialState.COMPLETE and verdict is not None and verdict.value is None:
         state = TrialState.FAILED
     if state is TrialState.STOPPED:
         reason = str(trial.user_attrs[_STOPPED])
     worst = _told(request, None)
-    rungs = {step: None if value == worst else value for step, value in sorted(trial.intermediate_values.items())}
-    value = None if trial.value is None or trial.value == worst else trial.value
+    reported = sorted((step, value) for step, value in trial.intermediate_values.items() if step > 0)
+    rungs = {step: None if value == worst else value for step, value in reported}
+    value, parameters = None if trial.value == worst else trial.value, parameters_of(request, trial)
+    reason = reason if trial.state.is_finished() else None
     return SweepTrial(
-        number=trial.number,
-        state=state,
-        parameters=parameters_of(request, trial),
-        value=value,
-        rungs={step: value for step, value in rungs.items() if step > 0},
-        reason=reason if trial.state.is_finished() else None,
-        job_id=job_id,
+        number=trial.number, state=state, parameters=parameters, value=value, rungs=rungs, reason=reason, job_id=job_id
     )
 
 
@@ -188,19 +171,15 @@ def all_shown(
 
 def importance(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> dict[str, float] | None:
     """How much of the difference between good and bad trials each field explains; ``None`` if it cannot be told."""
-    finite = [
-        trial
-        for trial in trials
-        if _STATES[trial.state.name] is TrialState.COMPLETE and trial.value != _told(request, None)
-    ]
-    if len(finite) < LEAST_COMPLETED or len({trial.value for trial in finite}) < 2:
+    complete = (trial for trial in trials if _STATES[trial.state.name] is TrialState.COMPLETE)
+    values = [trial.value for trial in complete if trial.value != _told(request, None)]
+    if len(values) < LEAST_COMPLETED or len(set(values)) < 2:
         return None
     from optuna import importance as importances
 
     study = _copy(request, trials, 0)
-    return importances.get_param_importances(
-        study, evaluator=importances.PedAnovaImportanceEvaluator(), params=list(request.space)
-    )
+    evaluator = importances.PedAnovaImportanceEvaluator()
+    return importances.get_param_importances(study, evaluator=evaluator, params=list(request.space))
 
 
 @dataclass
@@ -262,8 +241,7 @@ class Studies:
         from optuna.exceptions import StorageInternalError
 
         try:
-            study_id = self.storage.get_study_id_from_name(sweep_id)
-            return self.storage.get_all_trials(study_id, deepcopy=False)
+            return self.storage.get_all_trials(self.storage.get_study_id_from_name(sweep_id), deepcopy=False)
         except KeyError:
             return []
         except StorageInternalError as error:
@@ -290,22 +268,21 @@ class Studies:
         try:
             study_id = self.storage.get_study_id_from_name(sweep_id)
         except KeyError:
-            study_id = self.storage.create_new_study([_direction(request)], sweep_id)
+            from optuna.study import StudyDirection
+
+            direction = StudyDirection.MINIMIZE if request.minimize else StudyDirection.MAXIMIZE
+            study_id = self.storage.create_new_study([direction], sweep_id)
         self.storage.create_new_trial(study_id, template_trial=trial)
 
-    def refuse(self, trial: "FrozenTrial", reason: str) -> None:
-        """Note why a trial's job was refused; its verdict comes in its turn."""
-        self.storage.set_trial_user_attr(trial._trial_id, _REFUSED, reason)
-
-    def note(self, trial: "FrozenTrial", verdict: Verdict) -> None:
-        """Store a verdict, which ``carry_out`` then carries out."""
-        self.storage.set_trial_user_attr(trial._trial_id, _VERDICT, verdict.model_dump())
+    def note(self, trial: "FrozenTrial", attribute: str, value: Any) -> None:
+        """Store with a trial its ``VERDICT``, for ``carry_out``, or why its job was ``REFUSED``: a verdict follows."""
+        self.storage.set_trial_user_attr(trial._trial_id, attribute, value)
 
     def carry_out(self, request: SweepRequest, trial: "FrozenTrial") -> bool:
         """Carry out what is left to do of a running trial's newest verdict; return whether there was anything."""
-        if _VERDICT not in trial.user_attrs:
+        if VERDICT not in trial.user_attrs:
             return False
-        verdict, told = Verdict.model_validate(trial.user_attrs[_VERDICT]), trial.intermediate_values
+        verdict, told = Verdict.model_validate(trial.user_attrs[VERDICT]), trial.intermediate_values
         if verdict.step in told and not verdict.ends:
             return False
         value = _told(request, verdict.value)
@@ -337,10 +314,8 @@ def _copy(request: SweepRequest, trials: "Sequence[FrozenTrial]", number: int) -
     sampler: optuna.samplers.BaseSampler
     match request.search:
         case "grid":  # the seed shuffles the grid, from which trials then take one combination after the other
-            values = {
-                path: getattr(each, "choices", request.space[path].listed or ())
-                for path, each in distributions(request).items()
-            }
+            drawn = distributions(request).items()
+            values = {path: getattr(each, "choices", request.space[path].listed or ()) for path, each in drawn}
             sampler = optuna.samplers.GridSampler(values, seed=request.seed)
         case "random":
             sampler = optuna.samplers.RandomSampler(seed=seed)
@@ -357,21 +332,10 @@ def _copy(request: SweepRequest, trials: "Sequence[FrozenTrial]", number: int) -
             case "median":
                 pruner = optuna.pruners.MedianPruner(n_warmup_steps=first, interval_steps=rule.every_steps or first)
     # Hyperband derives a trial's bracket from the study's name, so equal sweeps need equal ones.
-    study = optuna.create_study(
-        storage=optuna.storages.InMemoryStorage(),
-        sampler=sampler,
-        pruner=pruner,
-        study_name="sweep",
-        directions=[_direction(request)],
-    )
+    direction = optuna.study.StudyDirection.MINIMIZE if request.minimize else optuna.study.StudyDirection.MAXIMIZE
+    study = optuna.create_study(sampler=sampler, pruner=pruner, study_name="sweep", direction=direction)
     study.add_trials(trials)
     return study
-
-
-def _direction(request: SweepRequest) -> "StudyDirection":
-    from optuna.study import StudyDirection
-
-    return StudyDirection.MINIMIZE if request.minimize else StudyDirection.MAXIMIZE
 
 
 def _told(request: SweepRequest, value: float | None) -> float:
@@ -379,13 +343,3 @@ def _told(request: SweepRequest, value: float | None) -> float:
     if value is not None:
         return value
     return float("inf") if request.minimize else float("-inf")
-
-
-def _clock(trials: "Sequence[FrozenTrial]") -> int:
-    """The time of the newest verdict."""
-    return max((int(each.user_attrs[_START]) + max(each.intermediate_values, default=0) for each in trials), default=0)
-
-
-def counts(trials: Sequence[SweepTrial]) -> Mapping[TrialState, int]:
-    """Number of trials in each state; states without trials are left out."""
-    return {state: number for state in TrialState if (number := sum(trial.state is state for trial in trials))}

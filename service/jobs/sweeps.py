@@ -7,13 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
-from boost_core.messages import EvaluationReport, StepReport
-from service.jobs import queries
-from service.jobs.comparison import gpu_hours_of
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import JobRecord, Owner, new_id
 from service.jobs.store import JobStore
@@ -30,9 +26,6 @@ _UNFINISHED = SweepRow.state.in_((SweepState.RUNNING, SweepState.STOPPING))
 
 class SweepNotFound(LookupError):
     """The tenant has no sweep of this name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no sweep {name!r}; boost sweep list shows all sweeps")
 
 
 class SweepConflict(ValueError):
@@ -92,7 +85,7 @@ class SweepStore:
         with self.jobs.engine.connect() as connection:
             row = connection.execute(select(*_SWEEP).where(here)).one_or_none()
         if row is None:
-            raise SweepNotFound(name)
+            raise SweepNotFound(f"there is no sweep {name!r}; boost sweep list shows all sweeps")
         try:
             return Sweep.model_validate(dict(row._mapping))
         except ValidationError as error:
@@ -148,10 +141,6 @@ class SweepStore:
             raise SweepConflict(f"the sweep {name!r} has {sweep.state}; there is nothing to stop")
         return sweep
 
-    def refuse_if_lost(self, connection: Connection) -> None:
-        """Raise ``LeaseLost`` if another process schedules now."""
-        refuse_if_lost(connection, self.lease)
-
     def update(self, sweep: Sweep, **values: Any) -> None:
         """Store a sweep's progress or end, unless its user has changed its state in the meantime.
 
@@ -160,7 +149,7 @@ class SweepStore:
         """
         unchanged = (SweepRow.id == sweep.id) & (SweepRow.state == sweep.state)
         with self.jobs.engine.begin() as connection:
-            self.refuse_if_lost(connection)
+            refuse_if_lost(connection, self.lease)
             connection.execute(update(SweepRow).where(unchanged, permitted(self.lease)).values(values))
 
     def value(self, job: JobRecord, metric: str, step: int) -> float | str | None:
@@ -168,18 +157,12 @@ class SweepStore:
 
         What JSON has no number for comes as a string, such as ``NaN``.
         """
-        newest = _newest(job, metric)
+        newest = job.evaluation if metric.startswith("validation") else job.progress
         if newest is None or newest.step < step:  # its events need not be read
             return None
-        data = EventRow.data
-        query = (
-            select(data)
-            .where(EventRow.job_id == job.id, EventRow.kind == newest.kind, data["step"].as_integer() == step)
-            .order_by(EventRow.id)
-            .limit(1)
-        )
+        of_step = EventRow.job_id == job.id, EventRow.kind == newest.kind, EventRow.data["step"].as_integer() == step
         with self.jobs.engine.connect() as connection:
-            event = connection.scalar(query)
+            event = connection.scalar(select(EventRow.data).where(*of_step).order_by(EventRow.id).limit(1))
         if event is None:
             return None
         if metric.startswith("validation."):
@@ -188,22 +171,6 @@ class SweepStore:
                 return None
         value: float | str = event["loss" if metric.startswith("validation") else metric]
         return value
-
-    def has_passed(self, job: JobRecord, metric: str, step: int) -> bool:
-        """Whether a job reports nothing of a metric at a step: it has begun later, or is evaluated at other steps."""
-        newest = _newest(job, metric)
-        return newest is not None and newest.step > step and self.value(job, metric, step) is None
-
-    def gpu_hours(self, jobs: Sequence[JobRecord]) -> float:
-        """GPU-hours of some jobs so far."""
-        with Session(self.jobs.engine) as session:
-            _, ranks = queries.results_of(session, [job.id for job in jobs])
-        now = datetime.now(UTC)
-        return sum(gpu_hours_of(job, ranks.get(job.id, ()), now) for job in jobs)
-
-
-def _newest(job: JobRecord, metric: str) -> EvaluationReport | StepReport | None:
-    return job.evaluation if metric.startswith("validation") else job.progress
 
 
 def _readable(rows: Sequence[Any]) -> Sequence[Sweep]:

@@ -3,22 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    DateTime,
-    Dialect,
-    ForeignKey,
-    Index,
-    Integer,
-    String,
-    Text,
-    UniqueConstraint,
-    func,
-    select,
-    text,
-)
-from sqlalchemy.orm import DeclarativeBase, Mapped, aliased, mapped_column
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from boost_core.config import JobSpec
@@ -129,10 +116,6 @@ def stored(spec: JobSpec) -> dict[str, Any]:
     return written
 
 
-_Earlier = aliased(JobRow)
-NEXT_ARRIVAL = select(func.coalesce(func.max(_Earlier.arrival), 0) + 1).scalar_subquery()  # of a job that queues now
-
-
 RESULTS = text("kind IN ('evaluation', 'shape', 'state')")  # the few events from which a job's results are read
 
 
@@ -179,6 +162,9 @@ class LeaseRow(Table):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+_SHOWN = text("NOT deleted")
+
+
 class DatasetRow(Table):
     """A dataset that jobs may name: ``service.models.datasets.DatasetDetail`` and the progress of its build.
 
@@ -187,11 +173,8 @@ class DatasetRow(Table):
 
     __tablename__ = "datasets"
     __table_args__ = (
-        Index(
-            "ix_datasets_tenant_name", "tenant", "name", unique=True, sqlite_where=text("NOT deleted"),
-            postgresql_where=text("NOT deleted"),
-        ),
-    )  # fmt: skip
+        Index("ix_datasets_tenant_name", "tenant", "name", unique=True, sqlite_where=_SHOWN, postgresql_where=_SHOWN),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(32))

@@ -107,12 +107,7 @@ class TrackerStore:
             after: The new progress.
             open_: Whether there will be more events, or sending is tried again even if the job has ended.
         """
-        unmoved = and_(
-            TrackerRow.job_id == before.job_id,
-            TrackerRow.kind == before.kind,
-            TrackerRow.event_id == before.event_id,
-            permitted(self.lease),
-        )
+        unmoved = update(TrackerRow).filter_by(job_id=before.job_id, kind=before.kind, event_id=before.event_id)
         values = {name: getattr(after, name) for name in _COLUMNS} | {"open": open_}
         with self.engine.begin() as connection:
-            return connection.execute(update(TrackerRow).where(unmoved).values(values)).rowcount == 1
+            return connection.execute(unmoved.where(permitted(self.lease)).values(values)).rowcount == 1

@@ -3,49 +3,31 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic_core import to_json
 
+from boost_core import messages
 from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.config.job import MOST_STEERED, Steering, door_problems
-from boost_core.messages import (
-    Cause,
-    ComparisonReport,
-    Drill,
-    FaultReport,
-    Report,
-    RestartReport,
-    Steer,
-    SteeredReport,
-    WorkerCommand,
-)
 from boost_core.plan.resolve import ChosenLayouts
 from service.jobs.goodput import book
 from service.jobs.model import GANG_LOST, JobRecord, RestartRecord
 from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
+from service.jobs.queries import NEXT_ARRIVAL
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import NEXT_ARRIVAL, EventRow, Table, searched, stored
+from service.jobs.tables import searched, stored
 
-_REPEATED = frozenset(  # repeated in every pass
-    {
-        Reason.WAITING_FOR_RESOURCES,
-        Reason.GANG_STARTING,
-        Reason.GANG_STARTED,
-        Reason.GANG_RECOVERING,
-        Reason.WAITING_FOR_STORE,
-    }
-)
 # Whose newest report is a column of the job.
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare", "comparison"})
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _MOST_RESTARTS = 50
 MOST_COMMANDS = 20  # that a gang has not been given yet, which a record holds
 
-NumberedReport = tuple[int, datetime, Report]  # sequence number in the gang's life, time, report
+NumberedReport = tuple[int, datetime, messages.Report]  # sequence number in the gang's life, time, report
 
 
 class AlreadyFinished(ValueError):
@@ -76,27 +58,16 @@ class Overtaken(RuntimeError):
 
 @dataclass(frozen=True)
 class Write:
-    """New values for columns of a job, and the rows and observations stored with them."""
-
-    values: dict[str, Any]
-    rows: Sequence[Table] = ()
-    observed: Sequence[dict[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class Reported:
-    """The changes that reports make.
+    """What is written of a job, by columns.
 
     Attributes:
-        record: The job after the changes.
-        values: New values for its columns.
-        events: The columns of the events stored with it.
-        observed: Its times relative to their prediction, by columns.
+        values: New values of its own.
+        events: The events stored with it.
+        observed: Its times relative to their prediction.
     """
 
-    record: JobRecord
     values: dict[str, Any]
-    events: Sequence[dict[str, Any]]
+    events: Sequence[dict[str, Any]] = ()
     observed: Sequence[dict[str, Any]] = ()
 
 
@@ -109,9 +80,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     state = next_state(record.state, reason)
     # Without anything that databases cannot store, such as bytes of a file name that are not text.
     message = message.encode(errors="replace").decode().replace("\0", "\ufffd")
-    unchanged = (record.state, record.reason, record.message, record.attempt) == (state, reason, message, attempt)
-    if reason in _REPEATED and unchanged:
-        return None
+    if (record.state, record.reason, record.message, record.attempt) == (state, reason, message, attempt):
+        return None  # passes repeat reasons that lead from a state to itself
     now = datetime.now(UTC)
     values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
     values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
@@ -131,7 +101,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     if reason is Reason.GANG_LOST:
         values["fault_counts"] = dict(Counter(record.fault_counts) + Counter([GANG_LOST]))
     data = {"state": state, "reason": reason, "message": message}
-    return Write(values, [EventRow(job_id=record.id, attempt=attempt, kind="state", time=now, data=data)])
+    return Write(values, [{"job_id": record.id, "attempt": attempt, "kind": "state", "time": now, "data": data}])
 
 
 def cancelled(record: JobRecord, why: str | None = None) -> Write | None:
@@ -220,7 +190,8 @@ def patched(
         WrongState: It has no step left to do, or has been steered too often.
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
     """
-    if record.finished and not changes.only_describes:
+    fields = changes.model_dump(exclude_none=True).keys()
+    if record.finished and not (fields and fields <= {"group", "tags", "notes"}):
         raise AlreadyFinished(record, "changed, except for its group, tags and notes")
     if expected is not None and expected != record.etag:
         raise Outdated(f"job {record.id} has been changed since; read it again: its ETag is now {record.etag}")
@@ -238,7 +209,7 @@ def patched(
         number = len(record.spec.steered) + len(record.steers) + 1
         if number > MOST_STEERED:
             raise WrongState(record, f"it has been steered {MOST_STEERED} times; clone it from its checkpoint")
-        steer = Steer(number=number, by=by, requested_at=datetime.now(UTC), steering=spec.steering)
+        steer = messages.Steer(number=number, by=by, requested_at=datetime.now(UTC), steering=spec.steering)
         if record.attempt:  # its gang says from which step on it holds
             values["steers"] = [each.model_dump(mode="json") for each in (*record.steers, steer)]
         else:
@@ -255,17 +226,17 @@ def patched(
     return Write(values, events)
 
 
-def commanded(record: JobRecord, command: WorkerCommand) -> Write:
+def commanded(record: JobRecord, command: messages.WorkerCommand) -> Write:
     """Request a drill or profile from a job's gang.
 
     Raises:
         WrongState: The job is not RUNNING, or too many wait to be given to its gang.
         pydantic.ValidationError: The gang has no such rank.
     """
-    drill, layout = isinstance(command, Drill), record.present_layout
+    drill, layout = isinstance(command, messages.Drill), record.present_layout
     if record.state is not JobState.RUNNING:
         raise WrongState(record, f"a {'drill' if drill else 'profile'} needs a job that is RUNNING")
-    field, ranks = ("rank", [command.rank]) if isinstance(command, Drill) else ("ranks", command.ranks)
+    field, ranks = ("rank", [command.rank]) if isinstance(command, messages.Drill) else ("ranks", command.ranks)
     problem = f"is not a rank of a gang of {layout}; use 0 to {layout.world_size - 1}"
     wrong = [FieldProblem((field,), rank, f"{rank} {problem}") for rank in ranks if rank >= layout.world_size]
     raise_problems(type(command).__name__, wrong)
@@ -277,59 +248,52 @@ def commanded(record: JobRecord, command: WorkerCommand) -> Write:
     return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
 
 
-def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:
-    """Store a gang's reports as events, and their contents with the job.
+def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> tuple[JobRecord, Write]:
+    """Store a gang's reports as events, and their contents with the job, which is returned as it is then.
 
     Args:
         record: The job.
         attempt: Number of the gang.
         reports: In order.
     """
-    of_job = {"job_id": record.id, "attempt": attempt}
-    events = [
-        {**of_job, "sequence": number, "kind": report.kind, "time": time, "data": _plain(report)}
-        for number, time, report in reports
-    ]
-    goodput = record.goodput
-    for _, time, report in reports:
+    goodput, after, values = record.goodput, dict[str, Any](), dict[str, Any]()  # of the record, and of its columns
+    events, observed = list[dict[str, Any]](), list[dict[str, Any]]()
+    restarts, faults = list[RestartRecord](), Counter[str]()
+    for number, time, report in reports:
+        kind, data = report.kind, _plain(report)
+        numbered = {"job_id": record.id, "attempt": attempt, "sequence": number}
+        events.append({**numbered, "kind": kind, "time": time, "data": data})
         goodput = book(goodput, time, report)
-    newest: dict[str, Report] = {report.kind: report for _, _, report in reports if report.kind in _NEWEST}
-    times = {f"{report.kind}_at": time for _, time, report in reports if report.kind in _DATED}
-    changes: dict[str, Any] = {**newest, **times}
-    if steered := [report for _, _, report in reports if isinstance(report, SteeredReport)]:
-        spec = record.spec
-        for each in steered:
-            spec = each.applied_to(spec)
-        changes["spec"] = spec
-        changes["steers"] = [steer for steer in record.steers if steer.number > len(spec.steered)]
-    restarts = [
-        RestartRecord(time=time, **report.model_dump())
-        for _, time, report in reports
-        if isinstance(report, RestartReport)
-    ]
+        if kind in _NEWEST:
+            after[kind], values[kind] = report, data
+        if kind in _DATED:
+            after[f"{kind}_at"] = values[f"{kind}_at"] = time
+        match report:
+            case messages.SteeredReport():
+                after["spec"] = report.applied_to(after.get("spec", record.spec))
+            case messages.RestartReport():
+                restarts.append(RestartRecord(time=time, **report.model_dump()))
+            case messages.FaultReport():
+                faults[report.what] += 1
+            case messages.ComparisonReport() if ratios := observation(record, report, time):
+                observed.append(ratios)
+    if "spec" in after:
+        after["steers"] = [steer for steer in record.steers if steer.number > len(after["spec"].steered)]
+        values["spec"] = stored(after["spec"])
+        values["steers"] = [steer.model_dump(mode="json") for steer in after["steers"]]
     if restarts:
-        changes["restarts"] = [*record.restarts, *restarts][-_MOST_RESTARTS:]
-        counts = Counter[Cause](record.restart_counts)
-        counts.update(restart.cause for restart in restarts)
-        changes["restart_counts"] = dict(counts)
-    if faults := Counter(report.what for _, _, report in reports if isinstance(report, FaultReport)):
-        changes["fault_counts"] = dict(Counter(record.fault_counts) + faults)
-    values = {
-        **changes,
-        **{each["kind"]: each["data"] for each in events if each["kind"] in _NEWEST},
-        "goodput": goodput.model_dump(mode="json"),
-    }
-    if steered:
-        values["spec"] = stored(changes["spec"])
-        values["steers"] = [steer.model_dump(mode="json") for steer in changes["steers"]]
-    if "restarts" in changes:
-        values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
-    after = {**changes, "goodput": goodput, "version": record.version + 1}
-    compared = (observation(record, each, time) for _, time, each in reports if isinstance(each, ComparisonReport))
-    return Reported(record.with_values(after), values, events, [each for each in compared if each])
+        after["restarts"] = [*record.restarts, *restarts][-_MOST_RESTARTS:]
+        values["restarts"] = [_plain(restart) for restart in after["restarts"]]
+        counts = Counter(record.restart_counts) + Counter(restart.cause for restart in restarts)
+        after["restart_counts"] = values["restart_counts"] = dict(counts)
+    if faults:
+        after["fault_counts"] = values["fault_counts"] = dict(Counter(record.fault_counts) + faults)
+    values["goodput"] = goodput.model_dump(mode="json")
+    after |= {"goodput": goodput, "version": record.version + 1}
+    return record.with_values(after), Write(values, events, observed)
 
 
-def add_fault(record: JobRecord, fault: FaultReport) -> Write:
+def add_fault(record: JobRecord, fault: messages.FaultReport) -> Write:
     """Store a fault that was not reported by a gang."""
     counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
     return Write({"fault_counts": counts}, [event(record, fault.kind, _plain(fault))])
@@ -337,15 +301,15 @@ def add_fault(record: JobRecord, fault: FaultReport) -> Write:
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
     write = changed(record, reason, message, record.attempt)
-    return write and Write(write.values | values, write.rows)
+    return write and replace(write, values=write.values | values)
 
 
-def event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
-    """An event of a job's newest gang, now."""
-    return EventRow(job_id=record.id, attempt=record.attempt, kind=kind, time=datetime.now(UTC), data=data)
+def event(record: JobRecord, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """An event of a job's newest gang, now, by columns."""
+    return {"job_id": record.id, "attempt": record.attempt, "kind": kind, "time": datetime.now(UTC), "data": data}
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _plain(report: messages.Report) -> dict[str, Any]:
     """A report as JSON. Numbers that JSON lacks become strings such as ``"NaN"``, which read back as numbers."""
     plain: dict[str, Any] = json.loads(to_json(report.model_dump(), inf_nan_mode="strings"))
     return plain

@@ -115,14 +115,10 @@ class StoredProfile(BaseModel):
     profile: MeasuredProfile = Field(description="As written by boost bench profile; without its cases in jobs.")
 
     @property
-    def anonymous(self) -> "StoredProfile":
-        """The profile without the name of an operator's key."""
-        return self.model_copy(update={"stored_by": None})
-
-    @property
     def for_record(self) -> "StoredProfile":
         """The part that a job keeps: no name, and only what its predictions depend on."""
-        return self.anonymous.model_copy(update={"profile": self.profile.model_copy(update={"cases": ()})})
+        profile = self.profile.model_copy(update={"cases": ()})
+        return self.model_copy(update={"stored_by": None, "profile": profile})
 
 
 def basis_of(

@@ -1,13 +1,14 @@
 """Problem details (RFC 9457), and pydantic's validation errors as readable messages, field by field."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
-from boost_core.config.base import UNSHOWN, in_words
+from boost_core.config.base import UNSHOWN, FieldProblem, in_words
 from boost_core.config.storage import may_hold_credentials
 
 _NAMELESS = '""'
@@ -23,6 +24,11 @@ class FieldError(BaseModel):
     field: str = Field(description="Path of the field, for example parallelism.tensor_parallel_size.")
     message: str = Field(description="What is wrong and what to do about it.")
     value: str | int | float | bool | None = Field(None, description="The given value, if it is short enough to show.")
+
+    @classmethod
+    def of(cls, problem: FieldProblem) -> Self:
+        """Describe a problem that the trainer's library has found."""
+        return cls(field=".".join(problem.field), message=problem.message, value=problem.value)
 
 
 class Problem(BaseModel):
@@ -77,13 +83,10 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     sent = error.get("input")
     value: str | int | float | bool | None = None
     # JSON has no NaN; everything but plain values is too long to show.
-    if hidden:
-        pass
-    elif (isinstance(sent, float) and abs(sent) < float("inf")) or (
-        isinstance(sent, bool | int) and sent.bit_length() <= 3 * _LONGEST_VALUE
-    ):
+    is_short = isinstance(sent, int) and sent.bit_length() <= 3 * _LONGEST_VALUE
+    if not hidden and (is_short or (isinstance(sent, float) and math.isfinite(sent))):
         value = sent
-    elif isinstance(sent, str | float) and not may_hold_credentials(str(sent)):
+    elif not hidden and isinstance(sent, str | float) and not may_hold_credentials(str(sent)):
         value = str(sent)[:_LONGEST_VALUE]
     shown = not hidden and not (isinstance(sent, str) and value is None)
     # pydantic marks a mapping's key, as opposed to its value, with an extra part.

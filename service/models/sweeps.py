@@ -69,11 +69,6 @@ class Dimension(Config):
             return self.choices
         return None if self.int_uniform is None else range(self.int_uniform[0], self.int_uniform[1] + 1)
 
-    @property
-    def edges(self) -> Sequence[Any]:
-        """Those values that show whether all are legal: each choice, or both ends of a range."""
-        return self.choices or self.uniform or self.log_uniform or self.int_uniform or ()
-
 
 class Budget(Config):
     """When no more trials start. Those that have started still end by themselves."""
@@ -164,9 +159,8 @@ class SweepRequest(Config):
         if self.search != "grid" and not any(value for _, value in self.budget):
             message = f"search={self.search} has no end of its own; set budget.trials, budget.tokens or both"
             problems.append(FieldProblem(("budget",), None, message))
-        if problem := self._metric_problem(self.job):
-            problems.append(problem)
-        if not problems and (problem := self.rung_problem(self.job)):
+        problem = self._unjudged(self.job)
+        if problem and (not problems or problem.field == ("metric",)):  # rungs count only if all else is right
             problems.append(problem)
         raise_problems("SweepRequest", problems)
         return self
@@ -181,34 +175,26 @@ class SweepRequest(Config):
         steps = spec.training.steps
         return [*(self.stop_early.rungs(steps) if self.stop_early else ()), steps]
 
-    def _metric_problem(self, spec: JobSpec) -> FieldProblem | None:
-        """Why a job reports no such metric; ``None`` if it does."""
+    def _unjudged(self, spec: JobSpec) -> FieldProblem | None:
+        """Why a job reports no such metric, or else could not be judged at its rungs; ``None`` if it can be."""
         names = [each.name for each in spec.data.validation]
         if self.metric.startswith("validation.") and (name := self.metric.partition(".")[2]) not in names:
             message = f"the job has no validation set {name!r}; it has: {', '.join(names) or 'none'}"
             return FieldProblem(("metric",), self.metric, message)
-        return None
-
-    def rung_problem(self, spec: JobSpec) -> FieldProblem | None:
-        """Why a trial's job could not be judged at its rungs; ``None`` if it can be."""
         if self.stop_early is None:
             return None
-        steps = spec.training.steps
+        steps, every = spec.training.steps, spec.training.evaluate_every_steps
         rungs = self.stop_early.rungs(steps)
-        field, every = ("stop_early", "first_step"), spec.training.evaluate_every_steps
         if not rungs:
             message = f"is not below training.steps={steps}, so no trial would stop early; lower it"
-            return FieldProblem(field, self.stop_early.first_step, message)
-        if len(rungs) > _MOST_RUNGS:
+        elif len(rungs) > _MOST_RUNGS:
             message = f"gives {len(rungs)} rungs, but {_MOST_RUNGS} is the limit; raise it, or every_steps"
-            return FieldProblem(field, self.stop_early.first_step, message)
-        if self.metric.startswith("validation") and (between := [rung for rung in rungs if rung % every]):
-            message = (
-                f"puts a rung at step {between[0]}, but the job is validated every {every} steps "
-                "(training.evaluate_every_steps); use multiples of that"
-            )
-            return FieldProblem(field, self.stop_early.first_step, message)
-        return None
+        elif self.metric.startswith("validation") and (between := [rung for rung in rungs if rung % every]):
+            rhythm = f"the job is validated every {every} steps (training.evaluate_every_steps); use multiples of that"
+            message = f"puts a rung at step {between[0]}, but {rhythm}"
+        else:
+            return None
+        return FieldProblem(("stop_early", "first_step"), self.stop_early.first_step, message)
 
     def values(self, field: str) -> Iterator[Any]:
         """What trials may have in a field, by its path: the job's own value, and the choices for it or its section."""
@@ -227,7 +213,10 @@ class SweepRequest(Config):
             values = (dimension.listed or () for dimension in self.space.values())
             yield from (dict(zip(self.space, each, strict=True)) for each in itertools.product(*values))
         else:
-            yield from ({path: value} for path, dimension in self.space.items() for value in dimension.edges)
+            for path, field in self.space.items():
+                # Each choice, or both ends of a range.
+                edges: Sequence[Any] = field.choices or field.uniform or field.log_uniform or field.int_uniform or ()
+                yield from ({path: value} for value in edges)
 
     def trial(self, number: int, parameters: Mapping[str, Any]) -> JobSpec:
         """The job of a trial.
@@ -246,15 +235,14 @@ class SweepRequest(Config):
                 _set(job, whole, path, value)
                 if (other := _STANDS_FOR.get(path)) and f"training.{other}" not in self.space:
                     job["training"].pop(other, None)
-            spec = JobSpec.model_validate(
-                job | {"name": f"{self.name}-{number}", "group": self.name, "tags": tags, "notes": self.job.notes}
-            )
+            described = {"name": f"{self.name}-{number}", "group": self.name, "tags": tags, "notes": self.job.notes}
+            spec = JobSpec.model_validate(job | described)
         except ValidationError as error:
             raise IllegalTrial(parameters, job_errors(error.errors())) from error
         except LookupError as error:
             raise IllegalTrial(parameters, [FieldError(field=str(error.args[0]), message=str(error.args[1]))]) from None
-        if problem := self._metric_problem(spec) or self.rung_problem(spec):
-            raise IllegalTrial(parameters, [FieldError(field=".".join(problem.field), message=problem.message)])
+        if problem := self._unjudged(spec):
+            raise IllegalTrial(parameters, [FieldError.of(problem)])
         return spec
 
 

@@ -7,9 +7,9 @@ grow into existing nodes, but do not cause new ones.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
+from typing import NamedTuple
 
 from boost_core.config import Layout
 from service.gang.status import Bundle, Gangs
@@ -26,8 +26,7 @@ REPEAT_SECONDS = 60.0  # a cluster whose head was restarted has forgotten earlie
 Bundles = tuple[Bundle, ...]
 
 
-@dataclass(frozen=True)
-class ResourceRequest:
+class ResourceRequest(NamedTuple):
     """What a waiting job needs: a number of equal bundles."""
 
     job_id: str
@@ -50,11 +49,8 @@ def requested_nodes(
     for job in gangs:
         quotas.take(job, job.present_layout.world_size)
     allocated = tuple(bundle for job in gangs for bundle in _request(job, quotas, job.present_layout))
-    waiting = (
-        job
-        for job in queue
-        if job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
-    )
+    without_gang = (job for job in queue if job.state in WAITING_STATES and not job.has_gang)
+    waiting = (job for job in without_gang if not (job.pause_requested or job.cancel_requested))
     return allocated, (ResourceRequest(job.id, bundles) for job in waiting if (bundles := _request(job, quotas)))
 
 

@@ -27,8 +27,8 @@ fits with B.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, permutations
+from typing import NamedTuple
 
 from boost_core.config import Layout
 from service.gang.status import NodeCapacity
@@ -129,8 +129,7 @@ class Scarcity:
         return frozenset(left)
 
 
-@dataclass(frozen=True)
-class _Stay:
+class _Stay(NamedTuple):
     """A gang that may stay.
 
     Attributes:
@@ -190,16 +189,15 @@ class Head:
         alike = Counter(map(self._cluster.likes.__getitem__, new))
         if self.job.id in new:
             alike[self._cluster.likes[self.job.id]] -= 1
-        for gang, number in alike.items():
-            demand, nodes = gang.demand, self._cluster.holding(gang.demand)
-            if not number or not gang.claimed or not nodes & self.nodes:
+        for like, number in alike.items():
+            gang, demand, nodes = like.gang, like.demand, self._cluster.holding(like.demand)
+            if not number or not like.claimed or not nodes & self.nodes:
                 continue
             shown = gang.layout.world_size if gang.layout else 0
-            unseen = (gang.claimed - shown) * number
-            self._scarcity.account_for(demand, gang.claimed * number, unseen)
+            self._scarcity.account_for(demand, like.claimed * number, (like.claimed - shown) * number)
             layouts = {each for each in (gang.layout, gang.target) if each}
-            if gang.layout != gang.target or gang.priority < self.job.spec.priority:  # may have to do with less
-                layouts |= {each for each in demand.layouts if each.world_size <= gang.claimed}
+            if gang.layout != gang.target or like.priority < self.job.spec.priority:  # may have to do with less
+                layouts |= {each for each in demand.layouts if each.world_size <= like.claimed}
             fleet = self._cluster.fleet
             inside = fleet.all_steady and not fleet.unusable and nodes & ~self.nodes == 0
             stay = _Stay(demand, frozenset(layouts), inside)
@@ -214,10 +212,8 @@ class Head:
             if (size, deciding) not in self._allocated:
                 unit = {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
                 # Units of the nodes in all, and of what is free; none if no resource decides.
-                units = [
-                    (copies(node.total, unit) * equal, copies(node.free, unit) * equal)
-                    for node, equal in (classes if unit else ())
-                ]
+                usable = classes if unit else ()
+                units = [(copies(node.total, unit) * equal, copies(node.free, unit) * equal) for node, equal in usable]
                 allocated = AllocatedUnits(sum(total for total, _ in units) - self._fewest[size])
                 for stay, number in self._stays.items():
                     allocated.add(*stay.units(unit), number)

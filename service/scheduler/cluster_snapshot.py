@@ -86,10 +86,7 @@ class Gang:
 
     def demand(self, spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
         """Its demand on nodes. Arguments as for ``demand_of``."""
-        return self.within_limit(demand_of(spec, basis))
-
-    def within_limit(self, demand: Demand) -> Demand:
-        """Its demand on nodes, given that of its job."""
+        demand = demand_of(spec, basis)
         return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
 
     def orders(self, spec: JobSpec, basis: Basis = NOMINAL) -> Orders:
@@ -200,8 +197,7 @@ class Entry:
         has_gang: Whether it has a gang.
         waits: Whether it is to get one.
         queued: Whether it is QUEUED.
-        gang: Its gang, as it was when it last differed; ``None`` without one.
-        gangs: The gangs that were equal to that.
+        gang: Its gang, as it was when it last differed, and the gangs that were equal to that; ``None`` without one.
     """
 
     job: JobRecord
@@ -210,8 +206,7 @@ class Entry:
     has_gang: bool
     waits: bool
     queued: bool
-    gang: Gang | None = None
-    gangs: "GangClass | None" = None
+    gang: "tuple[Gang, GangClass] | None" = None
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -220,20 +215,14 @@ class GangClass:
 
     Attributes:
         demand: Their demand on nodes.
-        layout: As in ``Gang``.
-        target: As in ``Gang``.
-        limit: As in ``Gang``.
-        waiting: As in ``Gang``.
+        gang: One of them.
         priority: Their jobs' priority.
         claimed: As in ``Gang``.
         arrived: Whether they have the ranks that they are to have.
     """
 
     demand: Demand
-    layout: Layout | None
-    target: Layout | None
-    limit: float | None
-    waiting: bool
+    gang: Gang
     priority: int
     claimed: int
     arrived: bool
@@ -287,6 +276,8 @@ class Fleet:
         topology: Node labels that indicate proximity, as in ``Room``.
 
     Attributes:
+        limits: As the argument, and so is ``topology``.
+        seen: By attribute of ``_LASTING`` and ``_LASTING_DICTS``, its values of all nodes.
         whole: The room that the nodes would have if nothing ran on them.
         room: The room that there is.
         all_steady: Whether none is draining.
@@ -298,9 +289,9 @@ class Fleet:
     """
 
     def __init__(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> None:
-        self._limits, self._topology = limits, topology
-        self._seen = [list(map(of, nodes)) for of in _LASTING]
-        self._seen += [list(map(dict, map(of, nodes))) for of in _LASTING_DICTS]  # copies, which others cannot change
+        self.limits, self.topology = limits, topology
+        self.seen = [list(map(of, nodes)) for of in _LASTING]
+        self.seen += [list(map(dict, map(of, nodes))) for of in _LASTING_DICTS]  # copies, which others cannot change
         self.whole = Room(nodes, [node.total for node in nodes])
         self.room = Room(nodes, [node.free for node in nodes], topology=topology)
         self.all_steady = not any(node.draining for node in nodes)
@@ -309,13 +300,6 @@ class Fleet:
         self.possible: WeakKeyDictionary[Demand, list[Layout]] = WeakKeyDictionary()
         self.gpu_limits: dict[frozenset[tuple[str, str]], list[float]] = {}
         self.stamp = object()
-
-    def is_still(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> bool:
-        """Whether it is about these nodes and quotas."""
-        seen = zip((*_LASTING, *_LASTING_DICTS), self._seen, strict=True)  # one of all at a time, which is fastest
-        return (limits, topology) == (self._limits, self._topology) and all(
-            list(map(of, nodes)) == of_all for of, of_all in seen
-        )
 
 
 class SchedulerMemory:
@@ -326,6 +310,7 @@ class SchedulerMemory:
         holders: Those of jobs that have a gang, in queue order.
         admitted: Those of jobs that have left the queue and are to get a gang, in queue order; ``JobClass.queued`` has
             those that have not.
+        classes: The classes of jobs, by demand, tenant and queue.
     """
 
     def __init__(self) -> None:
@@ -334,7 +319,7 @@ class SchedulerMemory:
         self.admitted: list[Entry] = []
         self._by_record: dict[int, Entry] = {}  # by the record's identity; the entry keeps it, so no other gets that
         self._records: set[int] = set()  # its keys
-        self._classes: WeakValueDictionary[tuple[Demand, str, str], JobClass] = WeakValueDictionary()
+        self.classes: WeakValueDictionary[tuple[Demand, str, str], JobClass] = WeakValueDictionary()
         self._gangs: WeakValueDictionary[tuple[Any, ...], GangClass] = WeakValueDictionary()
         self._fleet: Fleet | None = None
 
@@ -344,8 +329,19 @@ class SchedulerMemory:
         records = set(identities)
         # Before anything is changed, because a job of which no entry can be made ends the pass here.
         new = records - self._records
-        found = compress(jobs, map(new.__contains__, identities)) if new else ()
-        coming = list(map(self._entry, found))
+        coming: list[Entry] = []
+        for job in compress(jobs, map(new.__contains__, identities)) if new else ():
+            before = self.by_id.get(job.id)
+            if before and before.job.version == job.version:  # only what it waits for in words has changed
+                coming.append(replace(before, job=job))
+                continue
+            key = self.demand(job), job.tenant, job.queue
+            group = self.classes.get(key)
+            if group is None:
+                group = self.classes[key] = JobClass(*key)
+            has_gang, queued = job.has_gang, job.state is JobState.QUEUED
+            waits = job.state in WAITING_STATES and not has_gang and not job.pause_requested
+            coming.append(Entry(job, job.queue_order, group, has_gang, waits, queued))
         gone = {self._by_record.pop(record) for record in self._records - records}
         for entry in gone:
             del self.by_id[entry.job.id]
@@ -370,37 +366,15 @@ class SchedulerMemory:
             return entry.group.queued if entry.queued else self.admitted
         return None
 
-    @property
-    def queued(self) -> list[list[Entry]]:
-        """The entries of the jobs in the queue, by class."""
-        return [group.queued for group in self._classes.values() if group.queued]
-
     def demand(self, job: JobRecord) -> Demand:
         """An active job's demand on nodes, without a limit."""
-        before = self.by_id.get(job.id)
-        if before and (
-            (old := before.job).version == job.version
-            or (
-                old.spec is job.spec
-                and old.profile is job.profile
-                and old.fitted is job.fitted
-                and (old.node_gpus, old.node_memory_bytes) == (job.node_gpus, job.node_memory_bytes)
-            )
-        ):
-            return before.group.demand
+        if before := self.by_id.get(job.id):
+            old = before.job
+            same_parts = old.spec is job.spec and old.profile is job.profile and old.fitted is job.fitted
+            same_nodes = (old.node_gpus, old.node_memory_bytes) == (job.node_gpus, job.node_memory_bytes)
+            if old.version == job.version or (same_parts and same_nodes):
+                return before.group.demand
         return demand_of(job.spec, job.basis)
-
-    def _entry(self, job: JobRecord) -> Entry:
-        before = self.by_id.get(job.id)
-        if before and before.job.version == job.version:  # only what it waits for in words has changed
-            return replace(before, job=job)
-        key = self.demand(job), job.tenant, job.queue
-        group = self._classes.get(key)
-        if group is None:
-            group = self._classes[key] = JobClass(*key)
-        has_gang, queued = job.has_gang, job.state is JobState.QUEUED
-        waits = job.state in WAITING_STATES and not has_gang and not job.pause_requested
-        return Entry(job, job.queue_order, group, has_gang, waits, queued)
 
     def gangs_like(self, gang: Gang, demand: Demand, priority: int) -> GangClass:
         """The gangs that are equal to one.
@@ -414,29 +388,31 @@ class SchedulerMemory:
         like = self._gangs.get(key)
         if like is None:
             arrived = gang.layout == gang.target and not gang.waiting
-            like = self._gangs[key] = GangClass(*key, claimed=gang.claimed, arrived=arrived)
+            like = self._gangs[key] = GangClass(demand, gang, priority, gang.claimed, arrived)
         return like
 
     def gangs_of(self, entry: Entry, gang: Gang) -> GangClass:
         """The gangs that are equal to that of a job."""
-        like, last = entry.gangs, entry.gang
-        # Layouts are mostly the same objects as in the pass before, which spares comparing them.
-        if (
-            like is None
-            or last is None
-            or gang.layout is not last.layout
-            or gang.target is not last.target
-            or (gang.limit, gang.waiting) != (last.limit, last.waiting)
-        ):
-            demand = gang.within_limit(entry.group.demand)
-            like = entry.gangs = self.gangs_like(gang, demand, entry.job.spec.priority)
-            entry.gang = gang
+        if entry.gang:
+            last, like = entry.gang
+            # Layouts are mostly the same objects as in the pass before, which spares comparing them.
+            same_layouts = gang.layout is last.layout and gang.target is last.target
+            if same_layouts and (gang.limit, gang.waiting) == (last.limit, last.waiting):
+                return like
+        demand = entry.group.demand
+        demand = demand.holding(gang.layout, gang.target) if gang.limit is None else demand.within(gang.limit)
+        like = self.gangs_like(gang, demand, entry.job.spec.priority)
+        entry.gang = gang, like
         return like
 
     def fleet(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> Fleet:
         """The nodes and quotas, made anew if they have changed."""
-        if self._fleet is None or not self._fleet.is_still(nodes, limits, topology):
-            self._fleet = Fleet(nodes, limits, topology)
+        fleet = self._fleet
+        if fleet is not None and (fleet.limits, fleet.topology) == (limits, topology):
+            seen = zip((*_LASTING, *_LASTING_DICTS), fleet.seen, strict=True)  # one of all at a time, which is fastest
+            if all(list(map(of, nodes)) == of_all for of, of_all in seen):
+                return fleet
+        self._fleet = Fleet(nodes, limits, topology)
         return self._fleet
 
 
@@ -513,7 +489,7 @@ class ClusterSnapshot:
             like = self.likes[job.id] = memory.gangs_of(entry, gang)
             self.demands[job.id], ranks = like.demand, like.claimed
             claimed[group] = job, ranks + (claimed[group][1] if group in claimed else 0)
-            if like.waiting:
+            if gang.waiting:
                 self.seeking.append(entry)
             else:
                 allocated[like.demand] += ranks
@@ -540,7 +516,7 @@ class ClusterSnapshot:
                 self.moved.add(job_id)
         self.gone = Cause.NODE_LOST if self.fleet.all_steady else Cause.NODE_DRAINED
         self.room_seconds, self.policy = room_seconds, policy
-        self.lines: dict[Nodes | Account, Line] = {}
+        self.lines = defaultdict[Nodes | Account, Line](Line)
         self._equal_nodes: dict[tuple[Any, ...], list[tuple[NodeCapacity, int]]] = {}
 
     def _alone(self, entry: Entry) -> Demand:
@@ -562,16 +538,6 @@ class ClusterSnapshot:
                 alone = next((option for option, layout in pairs if layout == best), alone)
             group.alone, group.fleet = alone, self.fleet.stamp
         return group.alone
-
-    def record(self, job_id: str) -> JobRecord:
-        """The record of a job."""
-        return self.records[job_id].job
-
-    def line(self, key: Nodes | Account) -> Line:
-        """The line of jobs that wait for some nodes or in an account."""
-        if key not in self.lines:
-            self.lines[key] = Line()
-        return self.lines[key]
 
     @cached_property
     def of_others(self) -> Mapping[str, float]:
@@ -640,11 +606,8 @@ class ClusterSnapshot:
         if gang and room is self.room:  # the layout for which it has, or is about to have, its place on nodes
             own, allocated = gang.layout or (None if gang.waiting else gang.target), gang.allocated
         choice = demand.layouts if among is None else among
-        return [
-            layout
-            for layout in choice
-            if room.fits(demand, layout, own, allocated) and self.quotas.allows(job, layout.world_size - claimed)
-        ]
+        placeable = (layout for layout in choice if room.fits(demand, layout, own, allocated))
+        return [layout for layout in placeable if self.quotas.allows(job, layout.world_size - claimed)]
 
     def admit(self, job: JobRecord) -> None:
         """Decide that a job leaves the queue, as one of the next to be placed."""
@@ -701,12 +664,6 @@ class ClusterSnapshot:
             job: The job.
             waiting: Whether also those whose gangs wait for workers: these hold no nodes, but count towards quotas.
         """
-        priority = job.spec.priority
-        return [
-            other
-            for other in takewhile(lambda other: other.spec.priority < priority, reversed(self.queue))
-            if other.state is JobState.RUNNING
-            and (gang := self.gangs.get(other.id))
-            and (gang.layout or (waiting and gang.waiting))
-            and gang.target
-        ]
+        behind = takewhile(lambda other: other.spec.priority < job.spec.priority, reversed(self.queue))
+        running = ((other, self.gangs[other.id]) for other in behind if other.state is JobState.RUNNING)
+        return [other for other, gang in running if gang.target and (gang.layout or (waiting and gang.waiting))]

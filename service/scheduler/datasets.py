@@ -59,12 +59,13 @@ class DatasetReconciler:
         alive = self.builds.alive()
         self.record.forget_deleted(alive)
         waiting = self.record.waiting()
-        unwanted = self.record.known(alive - {build.id for build in waiting})  # cancelled, deleted or requested again
+        # Those that were cancelled, deleted or requested again.
+        unwanted = self.record.known(alive - {build.build_id for build in waiting})
         for build_id in unwanted:
             self.builds.end(build_id)
-        current = [build for build in waiting if build.id in alive]
+        current = [build for build in waiting if build.build_id in alive]
         for build in current:
-            status = self.builds.poll(build.id)
+            status = self.builds.poll(build.build_id)
             if status is None:
                 continue  # gone; the next pass handles it
             progress = status.progress or build.progress
@@ -74,18 +75,18 @@ class DatasetReconciler:
             elif (lineage := status.lineage) is not None:
                 validation = sum(each["tokens"] for each in lineage["shards"] if each["part"] == "validation")
                 more = {"validation_tokens": validation, "vocabulary": lineage["tokenizer"]["vocabulary"]}
-                values |= {"lineage": lineage, "counts": lineage["counts"] | more}
-                values |= {"fingerprint": lineage["fingerprint"]}
+                counts, fingerprint = lineage["counts"] | more, lineage["fingerprint"]
+                values |= {"lineage": lineage, "counts": counts, "fingerprint": fingerprint}
                 message = f"holds {counted(lineage['counts']['kept'], 'document')}"
                 self._finish(build, DatasetState.READY, message, **values)
             elif (job := self.in_need(self._cpus_of(build))) is not None:
                 # It is resumed later, which does not count as a death.
-                logger.info("%s: makes room for %s", build.id, job.id)
+                logger.info("%s: makes room for %s", build.build_id, job.id)
                 without = build.progress.model_copy(update={"cpus": 0.0}).model_dump() if build.progress else None
                 whom = job.id if job.tenant == build.tenant else "a job of another tenant"
                 message = f"has made room for {whom}, and continues when no job waits for its CPUs"
                 self.record.update(build, launches=max(0, build.launches - 1), message=message, progress=without)
-                self.builds.end(build.id)
+                self.builds.end(build.build_id)
                 self.aside_until = self.now() + ASIDE_SECONDS
             elif progress != build.progress:
                 self.record.update(build, message="is being built", **values)
@@ -100,8 +101,8 @@ class DatasetReconciler:
                 )
                 self._finish(build, DatasetState.FAILED, problem)
                 continue
-            pause = LAUNCH_PAUSE * (1 << (build.launches - 1)) if build.launches else timedelta(0)
-            if build.launched_at is not None and build.launches and self.now() < build.launched_at + pause:
+            pause = LAUNCH_PAUSE * 2 ** (build.launches - 1)
+            if build.launched_at and build.launches and self.now() < build.launched_at + pause:
                 continue
             cpus = self._cpus_of(build)
             started = {"launches": build.launches + 1, "launched_at": self.now(), "message": "is being built"}
@@ -109,19 +110,19 @@ class DatasetReconciler:
                 problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
                 self._finish(build, DatasetState.FAILED, problem)
             elif self.record.update(build, **started):  # else cancelled in the meantime
-                who = build.id, build.name, build.tenant
+                build_id, spec = build.build_id, build.spec
+                who = build_id, build.name, build.tenant
                 logger.info("%s: dataset %r of %s is being built with %g CPUs", *who, cpus)
-                spec = build.spec
-                self.builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
+                self.builds.launch(BuildTask(build_id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
             return
 
     def _cpus_of(self, build: DatasetBuild) -> float:
         return min(self.cpus, self.limits().tenants.get(build.tenant, {}).get("CPU", self.cpus))
 
     def _finish(self, build: DatasetBuild, state: DatasetState, message: str, **values: Any) -> None:
-        logger.info("%s: dataset %r of %s is %s: %s", build.id, build.name, build.tenant, state, message)
+        logger.info("%s: dataset %r of %s is %s: %s", build.build_id, build.name, build.tenant, state, message)
         self.record.update(build, state=state, message=message, finished_at=self.now(), **values)
-        self.builds.end(build.id)
+        self.builds.end(build.build_id)
 
 
 def job_in_need(

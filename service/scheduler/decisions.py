@@ -8,13 +8,12 @@ whole quota does not. A gang that has lost its workers waits among them. Gangs g
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from heapq import heapify, heappop, heappush
 from math import inf
 from operator import or_
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
@@ -28,7 +27,6 @@ from service.scheduler.backfill import Head
 from service.scheduler.cluster_snapshot import (
     ORDER,
     Action,
-    Admit,
     CapacityObserved,
     ClusterSnapshot,
     Entry,
@@ -68,10 +66,8 @@ def decide(
             innermost label that has room for all of them.
         memory: Kept from pass to pass, it saves what has not changed from being worked out again.
     """
-    memory = memory or SchedulerMemory()
-    cluster = ClusterSnapshot(
-        jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology, memory
-    )
+    policy, limits, memory = policy or ResizePolicy(), limits or Limits(), memory or SchedulerMemory()
+    cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy, limits, topology, memory)
     keep_up(cluster)
     heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
     # The answer for all jobs of a class, valid until something changes it; and from which place in its class on queued
@@ -80,7 +76,8 @@ def decide(
     told: dict[JobClass, tuple[int, Explain]] = {}
     # Each in its turn: gangs that wait for workers, jobs that have left the queue, and of each class in it the next
     # one to be asked about, with its place there.
-    turns = [(entry.order, entry, 0) for entry in (*cluster.seeking, *memory.admitted, *(q[0] for q in memory.queued))]
+    first_queued = [group.queued[0] for group in memory.classes.values() if group.queued]
+    turns = [(entry.order, entry, 0) for entry in (*cluster.seeking, *memory.admitted, *first_queued)]
     heapify(turns)
 
     def forget_answers(order: tuple[Any, ...]) -> None:
@@ -112,21 +109,19 @@ def decide(
                 forget_answers(order)
             if answer is not None:
                 answers[group] = answer
-        if answer is not None and entry.queued and not answer.admits:
-            explained = Explain(answer.message, answer.ahead)
-            told[group] = place, explained
-            actions.append(explained)
-            if answer.line:
-                answer.line.parts.append(explained.entries)
-            continue
         if answer is not None:
-            if entry.queued:
-                actions.append(Admit(job))
-            late.append((len(actions), entry, Explain(answer.message, answer.ahead)))
-            actions.append(Wait(job, answer.message))
+            explained, waiting = Explain(answer.message, answer.ahead), [entry]
+            if entry.queued and not answer.admits:
+                told[group] = place, explained
+                waiting = explained.entries
+                actions.append(explained)
+            else:
+                cluster.admit(job)
+                late.append((len(actions), entry, explained))
+                actions.append(Wait(job, answer.message))
             if answer.line:
-                answer.line.parts.append([entry])
-        if entry.queued and place + 1 < len(group.queued):
+                answer.line.parts.append(waiting)
+        if entry.queued and group not in told and place + 1 < len(group.queued):
             heappush(turns, (group.queued[place + 1].order, group.queued[place + 1], place + 1))
     forget_answers((inf,))
     for number, entry, explained in late:
@@ -190,8 +185,7 @@ def keep_up(cluster: ClusterSnapshot) -> None:
             stuck.append(job)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """Why jobs of a class wait.
 
     Attributes:
@@ -230,7 +224,7 @@ def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer 
     accounts = quotas.accounts(job)
     short = (one for one in accounts if one in quotas.heads or quotas.left(one) < quotas.needs(job, one, least))
     if account := next(short, None):
-        line = cluster.line(account)
+        line = cluster.lines[account]
         if account in quotas.heads:
             return Answer(messages.short_of_quota(cluster, job, least, account), line=line, ahead=[line])
         cluster.admit(job)
@@ -257,10 +251,9 @@ def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer 
     harmless = [layout for layout in fitting if not any(head.delayed_by(job, layout) for head in before)]
     if choice := demand.fastest(harmless):
         cluster.admit(job)
-        words = gang_in_words(choice.world_size, demand.each)
-        cluster.launch(job, choice, f"starting {choice}: {words}")
+        cluster.launch(job, choice, f"starting {choice}: {gang_in_words(choice.world_size, demand.each)}")
         return None
-    line = cluster.line(nodes)
+    line = cluster.lines[nodes]
     if before:
         ahead = [other for key, other in cluster.lines.items() if isinstance(key, int) and key & nodes]
         message = messages.held_back(cluster, job, before[0].job, bool(fitting))
@@ -336,14 +329,11 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
     smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
     plan, freed = dict(present), dict.fromkeys(lacking, 0.0)
 
-    def free(job_id: str, ranks: int) -> None:
-        each = cluster.demands[job_id].each
-        for name in freed:
-            freed[name] += ranks * each.get(name, 0)
-
     def order(job_id: str, layout: Layout | None) -> None:
         before, plan[job_id] = plan[job_id], layout
-        free(job_id, (before.world_size if before else 0) - (layout.world_size if layout else 0))
+        ranks = (before.world_size if before else 0) - (layout.world_size if layout else 0)
+        for name in freed:
+            freed[name] += ranks * cluster.demands[job_id].each.get(name, 0)
 
     def covered() -> bool:
         return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
@@ -368,11 +358,8 @@ def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
     """Smaller layouts that a gang can take in its place, largest first."""
     gang, demand = cluster.gangs[job.id], cluster.demands[job.id]
     own = resolve.own_slots(gang.layout, demand.placement) if gang.layout else []
-    layouts = [
-        layout
-        for layout in demand.layouts
-        if layout.world_size < gang.remaining and resolve.fits(layout, own, demand.placement)
-    ]  # fmt: skip
+    smaller = (layout for layout in demand.layouts if layout.world_size < gang.remaining)
+    layouts = [layout for layout in smaller if resolve.fits(layout, own, demand.placement)]
     return sorted(layouts, key=lambda layout: (-layout.world_size, demand.seconds(layout)))
 
 
@@ -409,17 +396,14 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
             continue
         gang = cluster.gangs[job.id]
         layout = gang.layout
-        if layout is None or layout != gang.target:
-            continue
         has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
-        if job.state is not JobState.RUNNING or not has_steps_to_do:
+        if layout is None or layout != gang.target or job.state is not JobState.RUNNING or not has_steps_to_do:
             continue
         if any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job)):
             continue
         larger = [other for other in demand.layouts if other.world_size > layout.world_size]
         fitting = cluster.fitting(job, cluster.room, larger)
-        choice = demand.fastest(fitting)
-        if choice is None:
+        if (choice := demand.fastest(fitting)) is None:
             continue
         # More replicas if they gain enough; another layout of each only if that gains much more.
         stay = demand.fastest([layout, *(other for other in fitting if other.per_replica == layout.per_replica)])

@@ -5,7 +5,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,6 +37,18 @@ _DATASETS_FAILED = "a pass over the datasets failed"
 _REPORTS_LEFT = "gangs' reports could not be stored between passes"
 _NOT_RENEWED = "the scheduler's lease could not be renewed"
 _NOT_GIVEN_BACK = "the scheduler's lease could not be given back"
+
+
+@contextmanager
+def _faults_logged(faults: RecurringFaults, what: str) -> Iterator[None]:
+    """Log an error, unless the lease is lost, and when there is none any more."""
+    try:
+        yield
+        faults.over(what)
+    except LeaseLost:
+        raise
+    except Exception as error:
+        faults.occurred(what, error)
 
 
 class ReconcileLoop:
@@ -112,10 +125,8 @@ class ReconcileLoop:
         if self._newest is None:
             return Outlook(self.problem())
         last_pass, data = self._newest
-        unseen = data.get("unseen", {})  # a release before records none
-        return Outlook(
-            self.problem(), last_pass, {job_id: at and datetime.fromisoformat(at) for job_id, at in unseen.items()}
-        )
+        unseen = data.get("unseen", {}).items()  # a release before records none
+        return Outlook(self.problem(), last_pass, {job_id: at and datetime.fromisoformat(at) for job_id, at in unseen})
 
     def _run(self) -> None:
         try:
@@ -126,16 +137,14 @@ class ReconcileLoop:
                 # Until the next pass, gangs' reports are stored as soon as they announce some.
                 until = time.monotonic() + self._interval
                 try:
-                    while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
-                        self._busy_since = time.monotonic()
-                        if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
-                            self._reconciler.store_updates(updated)
-                            self._stop.wait(UPDATE_SECONDS)
-                    self._faults.over(_REPORTS_LEFT)
+                    with _faults_logged(self._faults, _REPORTS_LEFT):
+                        while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
+                            self._busy_since = time.monotonic()
+                            if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
+                                self._reconciler.store_updates(updated)
+                                self._stop.wait(UPDATE_SECONDS)
                 except LeaseLost as overtaken:
                     logger.warning("%s", overtaken)
-                except Exception as error:
-                    self._faults.occurred(_REPORTS_LEFT, error)
                 self._busy_since = None
                 self._stop.wait(max(0.0, until - time.monotonic()))
         finally:
@@ -166,14 +175,9 @@ class ReconcileLoop:
                 with self._metrics.seconds.time(), self._metrics.failed.count_exceptions():
                     self._reconciler.tick()
                 self._metrics.good.inc()
-                try:  # errors with datasets do not hold up jobs
+                with _faults_logged(self._faults, _DATASETS_FAILED):  # errors with datasets do not hold up jobs
                     if self._datasets is not None:
                         self._datasets.tick()
-                    self._faults.over(_DATASETS_FAILED)
-                except LeaseLost:
-                    raise
-                except Exception as error:
-                    self._faults.occurred(_DATASETS_FAILED, error)
 
             # The newest good pass: this one, or that of the service that has the lease, by the record.
             now = time.monotonic()
@@ -220,21 +224,15 @@ class ReconcileLoop:
                 logger.error("the scheduler has been busy for over %.0f s; it is at:\n%s", HUNG_SECONDS, stack)
             with self._lease_lock:
                 if self._lease is not None and not hung:
-                    try:
+                    with _faults_logged(self._lease_faults, _NOT_RENEWED):
                         self._leases.renew(self._lease, LEASE_SECONDS)
-                        self._lease_faults.over(_NOT_RENEWED)
-                    except Exception as error:
-                        self._lease_faults.occurred(_NOT_RENEWED, error)
 
     def _leave(self) -> None:
         """Give the lease back, so that another service may schedule, and leave the cluster."""
         with self._lease_lock:
             lease, self._lease, self._reconciler = self._lease, None, None
-            try:
-                if lease is not None:
+            if lease is not None:
+                with _faults_logged(self._faults, _NOT_GIVEN_BACK):  # else it runs out
                     self._leases.give_back(lease)
-                    self._faults.over(_NOT_GIVEN_BACK)
-            except Exception as error:
-                self._faults.occurred(_NOT_GIVEN_BACK, error)  # it runs out
         self._connected = False
         self._gangs.close()

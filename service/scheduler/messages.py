@@ -37,8 +37,7 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
         where = f"the nodes with {labels} have"
     elif kinds:
         where = f"the nodes with more memory than {', '.join(sorted(kinds))} have"
-    room = sum(cluster.whole.slots(demand))
-    message = f"needs {demand.in_words}; {where} {has} in all, room for {room}"
+    message = f"needs {demand.in_words}; {where} {has} in all, room for {sum(cluster.whole.slots(demand))}"
     return f"{message}{_unusable_room(cluster, job, cluster.whole)}; waits for nodes to join"
 
 
@@ -55,7 +54,8 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
         return f"{message}; waits for a higher quota"
     message += f" and holds {allocated:g}"
     if reserved := quotas.reserved[account]:
-        message += f", {sum(reserved.values()):g} kept for {_named(job, map(cluster.record, reserved))}"
+        holders = (cluster.records[job_id].job for job_id in reserved)
+        message += f", {sum(reserved.values()):g} kept for {_named(job, holders)}"
     if head := quotas.heads.get(account):
         return f"{message}; behind {_named(job, [head])}"
     leaving = [other for other in cluster.leaving() if account in quotas.accounts(other)]

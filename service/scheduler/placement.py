@@ -5,10 +5,10 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import compress
 from operator import ne, or_
+from typing import NamedTuple
 
 from boost_core.config import Layout
 from boost_core.plan import resolve
@@ -22,8 +22,7 @@ Nodes = int  # a set of nodes as a bit mask, because such sets are compared all 
 Free = tuple[tuple[str, float], ...]  # free resources of a node, by Ray's names
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of the network.
 
     Attributes:
@@ -52,7 +51,6 @@ class Room:
     Args:
         nodes: The alive nodes.
         free: Free resources of each.
-        allocated: Demands of the existing gangs, and the number of their ranks.
         topology: Names of the labels that define the parts of the network, outermost first.
 
     Attributes:
@@ -60,14 +58,11 @@ class Room:
     """
 
     def __init__(
-        self, nodes: Sequence[NodeCapacity], free: Sequence[Mapping[str, float]],
-        allocated: Iterable[tuple[Demand, int]] = (), topology: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self._steady = [
-            number for number, node in enumerate(nodes) if not node.draining and node.unusable is None
-        ]  # of all nodes
-        steady = set(self._steady)
-        self.others = [number for number in range(len(nodes)) if number not in steady]
+        self, nodes: Sequence[NodeCapacity], free: Sequence[Mapping[str, float]], topology: Sequence[str] = ()
+    ) -> None:
+        # Of all nodes, which the scheduler numbers, those that accept ranks, which are numbered here.
+        self._steady = [number for number, node in enumerate(nodes) if not node.draining and node.unusable is None]
+        self.others = sorted(set(range(len(nodes))) - set(self._steady))
         self._nodes, self._topology = [nodes[number] for number in self._steady], topology
         self._everywhere: Nodes = (1 << len(self._nodes)) - 1
         self._allocated: dict[Nodes, dict[str, float]] = {}
@@ -81,20 +76,29 @@ class Room:
         self._seen = list(map(dict, free))  # of all nodes; copies, which others cannot change
         self._told = [_of_ranks(free[number]) for number in self._steady]  # as reported
         self._free = list(self._told)  # less what has been placed since
-        numbers: dict[Free, list[int]] = defaultdict(list)
-        for number, left in enumerate(self._free):
-            numbers[left].append(number)
-        self._equal: dict[Free, Nodes] = {left: sum(1 << each for each in equal) for left, equal in numbers.items()}
-        self._reported = dict(self._equal)
-        self._equal_totals: dict[Free, Nodes] = defaultdict(int)
-        for number, node in enumerate(self._nodes):
+        self._equal, self._equal_totals = defaultdict[Free, Nodes](int), defaultdict[Free, Nodes](int)
+        for number, (left, node) in enumerate(zip(self._free, self._nodes, strict=True)):
+            self._equal[left] |= 1 << number
             self._equal_totals[_of_ranks(node.total)] |= 1 << number
+        self._reported = dict(self._equal)
         self._to_come = [dict(left) for left in self._free] if topology else []
-        for demand, ranks in allocated:
-            self.hold(demand, ranks)
+        # For each level of the topology, the node numbers of its parts by their labels, those of outer levels included.
+        self._parts: list[dict[Labels, set[int]]] = [defaultdict(set) for _ in topology]
+        for number, node in enumerate(self._nodes):
+            labels: Labels = ()
+            for label, parts in zip(topology, self._parts, strict=True):
+                value = node.labels.get(label, "")
+                if _SELECTABLE.fullmatch(value):
+                    labels += ((label, value),)
+                    parts[labels].add(number)
 
     def renew(self, free: Sequence[Mapping[str, float]], allocated: Iterable[tuple[Demand, int]]) -> None:
-        """Begin another pass over the same nodes. Arguments as when it was made."""
+        """Begin another pass over the same nodes.
+
+        Args:
+            free: Free resources of each.
+            allocated: Demands of the existing gangs, and the number of their ranks.
+        """
         changed: dict[tuple[Free, Free], list[int]] = defaultdict(list)
         # A comparison of all at a time, where most are as they were, is several times faster than one after the other.
         differ, numbers_of_all = list(map(ne, free, self._seen)), range(len(self._steady))
@@ -225,19 +229,6 @@ class Room:
                     _subtract(left, demand.each, groups * size)
                     count -= groups
 
-    @cached_property
-    def _parts(self) -> list[dict[Labels, set[int]]]:
-        """For each level, the node numbers of its parts by their labels, including those of outer levels."""
-        levels: list[dict[Labels, set[int]]] = [defaultdict(set) for _ in self._topology]
-        for number, node in enumerate(self._nodes):
-            labels: Labels = ()
-            for label, parts in zip(self._topology, levels, strict=True):
-                value = node.labels.get(label, "")
-                if _SELECTABLE.fullmatch(value):
-                    labels += ((label, value),)
-                    parts[labels].add(number)
-        return levels
-
     def place(self, demand: Demand, layout: Layout, own: Layout | None = None, part: Part | None = None) -> None:
         """Take what a gang needs beyond what it has from the nodes, or from a part's; ``hold`` counts the totals.
 
@@ -247,7 +238,39 @@ class Room:
         if part is not None and part.nodes is not None:
             within = sum(1 << number for number in part.nodes)
         changed: dict[tuple[Free, int], list[int]] = defaultdict(list)
-        for number, ranks in self._places(demand, layout, own, within):
+        # Numbers of nodes and of the ranks on each, as ``resolve.place`` chooses them; the gang's own come last.
+        taken = list[tuple[int, int]]()
+        if demand.placement == "SPREAD":
+            own_slots = resolve.own_slots(own, demand.placement) if own else []
+            numbered = enumerate(self._each_nodes_slots(demand))
+            present = [slots if within >> number & 1 else 0 for number, slots in numbered]
+            placed = resolve.place(layout, present + own_slots, demand.placement)
+            if placed is None:
+                raise AssertionError(f"{layout} was placed where it does not fit")
+            taken = [(number, ranks) for number, ranks in enumerate(placed[: len(present)]) if ranks]
+        else:
+            size, count = demand.groups(layout)
+            room: dict[int, Nodes] = defaultdict(int)  # nodes by how many groups they can hold
+            for slots, nodes in self.by_slots(demand).items():
+                if slots >= size and nodes & within:
+                    room[slots // size] |= nodes & within
+            if own:
+                own_size, own_count = demand.groups(own)
+                if own_size >= size:
+                    room[own_size // size] |= ((1 << own_count) - 1) << len(self._nodes)
+            while count:  # onto few nodes: the smallest that holds all of the rest, or else the largest
+                if not room:
+                    raise AssertionError(f"{layout} was placed where it does not fit")
+                groups = min((each for each in room if each >= count), default=max(room))
+                node = room[groups] & -room[groups]
+                room[groups] ^= node
+                if not room[groups]:
+                    del room[groups]
+                number = node.bit_length() - 1
+                if number < len(self._nodes):
+                    taken.append((number, min(groups, count) * size))
+                count -= min(groups, count)
+        for number, ranks in taken:
             changed[self._free[number], ranks].append(number)
             if self._to_come:
                 _subtract(self._to_come[number], demand.each, ranks)
@@ -256,40 +279,6 @@ class Room:
             _subtract(left, demand.each, ranks)
             self._change(before, tuple(left.items()), numbers)
         self._shown.clear()
-
-    def _places(self, demand: Demand, layout: Layout, own: Layout | None, within: Nodes) -> Iterable[tuple[int, int]]:
-        """Numbers of nodes and of the ranks on each, as ``resolve.place`` chooses them; the gang's own come last."""
-        if demand.placement == "SPREAD":
-            own_slots = resolve.own_slots(own, demand.placement) if own else []
-            numbered = enumerate(self._each_nodes_slots(demand))
-            present = [slots if within >> number & 1 else 0 for number, slots in numbered]
-            placed = resolve.place(layout, present + own_slots, demand.placement)
-            if placed is None:
-                raise AssertionError(f"{layout} was placed where it does not fit")
-            return [(number, ranks) for number, ranks in enumerate(placed[: len(present)]) if ranks]
-        size, count = demand.groups(layout)
-        room: dict[int, Nodes] = defaultdict(int)  # nodes by how many groups they can hold
-        for slots, nodes in self.by_slots(demand).items():
-            if slots >= size and nodes & within:
-                room[slots // size] |= nodes & within
-        if own:
-            own_size, own_count = demand.groups(own)
-            if own_size >= size:
-                room[own_size // size] |= ((1 << own_count) - 1) << len(self._nodes)
-        taken = list[tuple[int, int]]()
-        while count:  # onto few nodes: the smallest that holds all of the rest, or else the largest
-            if not room:
-                raise AssertionError(f"{layout} was placed where it does not fit")
-            groups = min((each for each in room if each >= count), default=max(room))
-            node = room[groups] & -room[groups]
-            room[groups] ^= node
-            if not room[groups]:
-                del room[groups]
-            number = node.bit_length() - 1
-            if number < len(self._nodes):
-                taken.append((number, min(groups, count) * size))
-            count -= min(groups, count)
-        return taken
 
     def hold(self, demand: Demand, ranks: int) -> None:
         """Count ranks of a job as taken, wherever they are; a negative number as given back."""
@@ -325,7 +314,7 @@ class Room:
         self._equal[before] ^= nodes
         if not self._equal[before]:
             del self._equal[before]
-        self._equal[after] = self._equal.get(after, 0) | nodes
+        self._equal[after] |= nodes
         old, new = dict(before), dict(after)
         for kind, index in self._index.items():
             each = dict(kind.each)

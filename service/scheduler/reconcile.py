@@ -25,7 +25,6 @@ from service.jobs.writes import NumberedReport, TakenBack
 from service.logs import RecurringFaults, about
 from service.scheduler.autoscaling import Autoscaling, requested_nodes
 from service.scheduler.cluster_snapshot import (
-    Action,
     Admit,
     CapacityObserved,
     Explain,
@@ -167,8 +166,7 @@ class GangMemory:
         # It looks for any workers it needs, unless it must stop first because its replicas' layout is to change.
         target = entry.gang.target
         stays = status.layout and target and status.layout.per_replica == target.per_replica
-        looks = stays or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
-        if entry.looked_at is None and looks:
+        if entry.looked_at is None and (stays or status.phase in _BEFORE_TRAINING):
             entry.looked_at = now
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
@@ -219,12 +217,6 @@ def _layout_in_record(job: JobRecord, stored: int) -> Layout:
     if layout in demand.layouts or job.state is JobState.RUNNING:
         return layout
     return demand.fastest(demand.layouts) or layout
-
-
-def _told(action: Action) -> bool:
-    """Whether a job is to wait for what its record says already."""
-    waits = Reason.WAITING_FOR_RESOURCES
-    return isinstance(action, Wait) and (action.job.reason, action.job.message) == (waits, action.message)
 
 
 class Reconciler:
@@ -297,20 +289,26 @@ class Reconciler:
 
         now = self._clock()
         room_seconds = {job_id: now - since for job_id, since in self._room_since.items()}
-        actions = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology, self._decided)
+        decided = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology, self._decided)
+        told = Reason.WAITING_FOR_RESOURCES  # of jobs that are to wait for what their records say already
+        actions = [
+            action
+            for action in decided
+            if not (isinstance(action, Wait) and (action.job.reason, action.job.message) == (told, action.message))
+        ]
         now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
         explained: list[Explain] = []
         launched = {action.job.id for action in actions if isinstance(action, Launch)}
-        waits = [each for each in actions if isinstance(each, Admit | Wait) and not _told(each)]
-        waiting = dict.fromkeys(each.job.id for each in waits if each.job.id not in launched)
+        waits = (each.job.id for each in actions if isinstance(each, Admit | Wait))
+        waiting = dict.fromkeys(job_id for job_id in waits if job_id not in launched)
         put_off = set([*waiting][_MOST_TOLD_TO_WAIT:])
         for action in actions:
             if isinstance(action, Explain):
                 explained.append(action)
                 continue
             job = action.job
-            if job.id in put_off or _told(action):
+            if job.id in put_off:
                 continue
             with self._apart(job.id, job.attempt, job.traceparent):
                 match action:
@@ -380,8 +378,7 @@ class Reconciler:
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
             with self._apart(job.id, job.attempt, job.traceparent):
-                target = _layout_in_record(job, stored[job.id])
-                self._memory.start(job, job.attempt, target, stored=stored[job.id])
+                self._memory.start(job, job.attempt, _layout_in_record(job, stored[job.id]), stored=stored[job.id])
 
         polled: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:

@@ -12,13 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from service.jobs import sweep_study
-from service.jobs.leases import Lease, LeaseLost
+from service.jobs.comparison import gpu_hours_of
+from service.jobs.leases import Lease, LeaseLost, refuse_if_lost
 from service.jobs.model import JobRecord, TooManyJobs
+from service.jobs.queries import results_of
 from service.jobs.states import JobState
 from service.jobs.store import JobStore
 from service.jobs.sweep_study import Studies
@@ -42,29 +46,22 @@ _PUT_OFF = 10  # times as long as a submission took that failed, its tenant's ne
 Submit = Callable[[Sweep, int, Mapping[str, Any], Callable[[Connection], None]], JobRecord]
 
 
-@dataclass(frozen=True)
-class _View:
+class _View(NamedTuple):
     """A sweep as stored now.
 
     Attributes:
         sweep: The sweep.
         trials: Its trials, in order.
         jobs: Their jobs, by number.
+        running: The trials without a final verdict.
+        lost: Whether trials that have jobs are stored no more.
     """
 
     sweep: Sweep
     trials: "Sequence[FrozenTrial]"
     jobs: Mapping[int, JobRecord]
-
-    @property
-    def running(self) -> "list[FrozenTrial]":
-        """The trials without a final verdict."""
-        return [trial for trial in self.trials if not trial.state.is_finished()]
-
-    @property
-    def lost(self) -> bool:
-        """Whether trials that have jobs are stored no more."""
-        return max(self.jobs, default=-1) >= len(self.trials)
+    running: "Sequence[FrozenTrial]"
+    lost: bool
 
 
 @dataclass(frozen=True)
@@ -95,8 +92,10 @@ class SweepDriver:
             if time.monotonic() > until:
                 return  # the next pass goes on
             with self.record.jobs.engine.connect() as connection:
-                self.record.refuse_if_lost(connection)  # Optuna's tables know of no lease
-            view = _View(sweep, self.studies.trials(sweep.id), self.record.jobs.of_sweep(sweep.id))
+                refuse_if_lost(connection, self.record.lease)  # Optuna's tables know of no lease
+            trials, jobs = self.studies.trials(sweep.id), self.record.jobs.of_sweep(sweep.id)
+            running = [trial for trial in trials if not trial.state.is_finished()]
+            view = _View(sweep, trials, jobs, running, lost=max(jobs, default=-1) >= len(trials))
             if not self._change(view):
                 break
         else:
@@ -104,13 +103,13 @@ class SweepDriver:
         shown = sweep_study.all_shown(sweep.spec, view.trials, view.jobs)
         complete = [trial for trial in shown if trial.state is TrialState.COMPLETE]
         best = min(complete, key=lambda trial: (trial.value or 0.0) * (1 if sweep.spec.minimize else -1), default=None)
-        trials = sweep_study.counts(shown)
-        told = {"trials": dict(trials), "best": best.model_dump(mode="json") if best else None}
-        words = ", ".join(f"{number} {state.lower()}" for state, number in trials.items()) or "none"
+        counts = {state: number for state in TrialState if (number := sum(trial.state is state for trial in shown))}
+        told = {"trials": counts, "best": best.model_dump(mode="json") if best else None}
+        words = ", ".join(f"{number} {state.lower()}" for state, number in counts.items()) or "none"
         stopping = sweep.state is SweepState.STOPPING
         unfinished = (view.running and not view.lost) or any(not job.finished for job in view.jobs.values())
         if unfinished and (stopping or not view.lost):
-            if (trials, best) != (sweep.trials, sweep.best):
+            if (counts, best) != (sweep.trials, sweep.best):
                 message = sweep.message if stopping else f"trials: {words}"
                 self.record.update(sweep, **told, message=message)
             return
@@ -153,10 +152,21 @@ class SweepDriver:
             self.studies.stop(view.running[0], f"the sweep was stopped {why}")
             return True
         for trial in view.running:
-            if trial.number not in view.jobs and sweep_study.refusal(trial) is None:
-                if not self.may_submit(sweep.tenant):
-                    return False  # if it is refused, that verdict comes before all others
-                return self._submit(sweep, trial) or self._judge(view)
+            if trial.number in view.jobs or sweep_study.REFUSED in trial.user_attrs:
+                continue
+            if not self.may_submit(sweep.tenant):
+                return False  # if it is refused, that verdict comes before all others
+            try:
+                parameters = sweep_study.parameters_of(request, trial)
+                job = self.submit(sweep, trial.number, parameters, partial(refuse_if_lost, lease=self.record.lease))
+            except IllegalTrial as error:
+                self.studies.note(trial, sweep_study.REFUSED, str(error))
+            except TooManyJobs as error:
+                logger.warning("%s: trial %d of sweep %r waits: %s", sweep.id, trial.number, sweep.name, error)
+                return self._judge(view)
+            else:
+                logger.info("%s: trial %d of sweep %r is %s", sweep.id, trial.number, sweep.name, job.id)
+            return True
         if len(view.running) < request.parallel and not self._is_over(view):
             trial = sweep_study.ask(request, view.trials)
             self.studies.add(sweep.id, request, trial)
@@ -166,23 +176,31 @@ class SweepDriver:
     def _is_over(self, view: _View) -> bool:
         """Whether no more trials start."""
         sweep, request, budget = view.sweep, view.sweep.spec, view.sweep.spec.budget
-        most = request.grid_size if request.search == "grid" else MOST_TRIALS
-        if sweep.state is SweepState.STOPPING or self._too_many_failed(view):
-            return True
-        if len(view.trials) >= min(most, budget.trials or MOST_TRIALS):
+        most = min(request.grid_size if request.search == "grid" else MOST_TRIALS, budget.trials or MOST_TRIALS)
+        if sweep.state is SweepState.STOPPING or self._too_many_failed(view) or len(view.trials) >= most:
             return True
         if budget.tokens is not None:
-            trained = (trial for trial in view.trials if trial.number in view.jobs)
-            if sum(sweep_study.tokens_of(trial, view.jobs[trial.number]) for trial in trained) >= budget.tokens:
+            tokens = 0  # of each trial up to its newest milestone, which a failed one may not have reached
+            for number, job in view.jobs.items():
+                done, training = job.progress.step if job.progress else 0, job.spec.training
+                values = view.trials[number].intermediate_values.items()
+                steps = (step if math.isfinite(value) else min(step, done) for step, value in values)
+                tokens += training.samples(max(steps, default=0)) * training.sequence_length
+            if tokens >= budget.tokens:
                 return True
-        return budget.gpu_hours is not None and self.record.gpu_hours([*view.jobs.values()]) >= budget.gpu_hours
+        if budget.gpu_hours is None:
+            return False
+        with Session(self.record.jobs.engine) as session:
+            _, ranks = results_of(session, [job.id for job in view.jobs.values()])
+        now = datetime.now(UTC)
+        return sum(gpu_hours_of(job, ranks.get(job.id, ()), now) for job in view.jobs.values()) >= budget.gpu_hours
 
     def _too_many_failed(self, view: _View) -> bool:
         request = view.sweep.spec
         if request.max_failures is None:
             return False
         shown = sweep_study.all_shown(request, view.trials, view.jobs)
-        return sweep_study.counts(shown).get(TrialState.FAILED, 0) > request.max_failures
+        return sum(trial.state is TrialState.FAILED for trial in shown) > request.max_failures
 
     def _stop_job(self, job: JobRecord, why: str) -> bool:
         store = self.record.jobs
@@ -197,20 +215,6 @@ class SweepDriver:
             return False
         return True
 
-    def _submit(self, sweep: Sweep, trial: "FrozenTrial") -> bool:
-        """Submit a trial's job, or note why that is impossible; return whether it need not be tried again."""
-        try:
-            parameters = sweep_study.parameters_of(sweep.spec, trial)
-            job = self.submit(sweep, trial.number, parameters, self.record.refuse_if_lost)
-        except IllegalTrial as error:
-            self.studies.refuse(trial, str(error))
-        except TooManyJobs as error:
-            logger.warning("%s: trial %d of sweep %r waits: %s", sweep.id, trial.number, sweep.name, error)
-            return False
-        else:
-            logger.info("%s: trial %d of sweep %r is %s", sweep.id, trial.number, sweep.name, job.id)
-        return True
-
     def _judge(self, view: _View) -> bool:
         """Judge the trial whose turn it is, if its job has come far enough."""
         request = view.sweep.spec
@@ -218,23 +222,24 @@ class SweepDriver:
         turns = [
             (sweep_study.next_milestone(trial, milestones.setdefault(trial.number, [0])), trial)
             for trial in view.running
-            if trial.number in view.jobs or sweep_study.refusal(trial) is not None  # others have yet to be submitted
+            if trial.number in view.jobs or sweep_study.REFUSED in trial.user_attrs  # others have yet to be submitted
         ]
         while turns:
             turns.sort()
             (_, number, step), trial = turns.pop(0)
             job, at_end = view.jobs.get(number), step == milestones[number][-1]
             # A rung without a report is passed over: the job began later, or steering has moved its evaluations.
-            if job and not at_end and self.record.has_passed(job, request.metric, step):
-                milestones[number].remove(step)
-                turns.append((sweep_study.next_milestone(trial, milestones[number]), trial))
-                continue
+            if job and not at_end:
+                newest = job.evaluation if request.metric.startswith("validation") else job.progress
+                if newest and newest.step > step and self.record.value(job, request.metric, step) is None:
+                    milestones[number].remove(step)
+                    turns.append((sweep_study.next_milestone(trial, milestones[number]), trial))
+                    continue
             value, reason = self._outcome(view, trial, step)
             if value is not None or reason is not None:
                 last = job is not None and at_end
-                self.studies.note(
-                    trial, sweep_study.judge(request, view.trials, number, step, value, reason, last=last)
-                )
+                verdict = sweep_study.judge(request, view.trials, number, step, value, reason, last=last)
+                self.studies.note(trial, sweep_study.VERDICT, verdict.model_dump())
                 return True
             if request.search == "tpe" or request.stop_early is not None:
                 break  # otherwise verdicts decide nothing about other trials, and none waits for its turn
@@ -242,8 +247,8 @@ class SweepDriver:
 
     def _outcome(self, view: _View, trial: "FrozenTrial", step: int) -> tuple[float | None, str | None]:
         """A trial's value at a step, or else why it has failed; neither: it is still under way."""
-        if (reason := sweep_study.refusal(trial)) is not None:
-            return None, reason
+        if sweep_study.REFUSED in trial.user_attrs:
+            return None, str(trial.user_attrs[sweep_study.REFUSED])
         job, metric = view.jobs[trial.number], view.sweep.spec.metric
         value = self.record.value(job, metric, step)
         if value is not None:

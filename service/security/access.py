@@ -76,19 +76,6 @@ _LONGEST_VALUE = 200  # characters of a refused place that are shown
 _MAGIC = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True)
-class Place:
-    """A file or folder in canonical form.
-
-    Attributes:
-        scheme: ``file``, ``s3`` or ``hf``.
-        parts: The components of its path: folders, or the bucket and the parts of a key.
-    """
-
-    scheme: str
-    parts: tuple[str, ...]
-
-
 def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
     """Return the fields that name places outside the prefixes, each with its value and what is allowed.
 
@@ -131,7 +118,7 @@ def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from ((field, place) for field, place in places.items() if place is not None)
 
 
-def _problem(named: str, folders: Sequence[Place]) -> str | None:
+def _problem(named: str, folders: Sequence[Sequence[str]]) -> str | None:
     path = named.removeprefix("file://")
     if named.startswith(("s3://", "hf://")):
         if {".", ".."}.intersection(named.split("/")):
@@ -146,16 +133,15 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
         places = [_place(named), _place(above)]
     except OSError as error:  # a link that may not be read
         return f"cannot be looked up ({error.strerror})"
-    for place in places:
-        inside = (place.parts[: len(each.parts)] == each.parts for each in folders if each.scheme == place.scheme)
-        if not any(inside):
-            return "is outside of what this tenant may use"
-    return None
+    if all(any(place[: len(folder)] == folder for folder in folders) for place in places):
+        return None
+    return "is outside of what this tenant may use"
 
 
-def _place(named: str) -> Place:
+def _place(named: str) -> list[str]:
+    """A file or folder in canonical form: its scheme, and the folders, or the bucket and the parts of a key."""
     scheme, separator, key = named.partition("://")
     if separator and scheme != "file":
-        return Place(scheme, tuple(key.strip("/").split("/")) if key.strip("/") else ())
+        return [scheme, *(key.strip("/").split("/") if key.strip("/") else ())]
     real = os.path.realpath(named.removeprefix("file://"))
-    return Place("file", tuple(filter(None, real.split("/"))))
+    return ["file", *filter(None, real.split("/"))]

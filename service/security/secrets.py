@@ -81,12 +81,8 @@ class Secret:
 
     def storage_options(self) -> dict[str, Any]:
         """Return the same by s3fs's names, overriding any process-wide settings that would mix with it."""
-        options: dict[str, Any] = {
-            "anon": False,
-            "key": self.access_key_id,
-            "secret": self.secret_access_key,
-            "token": self.session_token,
-        }
+        key, secret, token = self.access_key_id, self.secret_access_key, self.session_token
+        options: dict[str, Any] = {"anon": False, "key": key, "secret": secret, "token": token}
         if self.endpoint_url:
             options["endpoint_url"] = self.endpoint_url
         if self.region:

@@ -49,7 +49,7 @@ class TenantCollector(Collector):
         store, quotas, tenant = self.store, self.quotas, self.tenant
         now = datetime.now(UTC)
         active, backlog = store.first_active(MOST_JOBS, tenant), store.backlog(tenant)
-        jobs = [Seen(job, now) for job in active[:MOST_JOBS]]
+        labelled = [((job.id, job.name, job.tenant), Seen(job, now)) for job in active[:MOST_JOBS]]
         tenants, queues = quotas.limits()
 
         states = [((state,), count) for state, count in store.counts(tenant).items()]
@@ -63,10 +63,9 @@ class TenantCollector(Collector):
         yield Family("boost_job_failed_timestamp_seconds", of_failed, (*LABELS, "reason"), failed)
 
         # Active jobs, as many as are shown.
-        left_out = max(0, sum(each.jobs for each in backlog) - len(jobs))
+        left_out = max(0, sum(each.jobs for each in backlog) - len(labelled))
         of_left_out = "Jobs that have not ended and whose own metrics are left out."
         yield Family("boost_jobs_left_out", of_left_out, rows=[((), left_out)])
-        labelled = [((seen.job.id, seen.job.name, seen.job.tenant), seen) for seen in jobs]
         of_jobs = [(labels, seen.job) for labels, seen in labelled]
         infos = [((*labels, job.queue, job.spec.model.family, job.state), 1) for labels, job in of_jobs]
         info_labels = (*LABELS, "queue", "family", "state")
@@ -76,12 +75,10 @@ class TenantCollector(Collector):
 
         # Trackers' progress with each active job.
         by_id = {seen.job.id: labels for labels, seen in labelled}
-        tracked = [
-            ((*by_id[each.job_id], each.kind), count, each.failures)
-            for each, count in TrackerStore(store.engine).of_jobs(by_id)
-        ]
-        behind = [(labels, count) for labels, count, _ in tracked]
-        failures = [(labels, number) for labels, _, number in tracked]
+        behind, failures = list[Row](), list[Row]()
+        for tracked, count in TrackerStore(store.engine).of_jobs(by_id):
+            behind.append(((*by_id[tracked.job_id], tracked.kind), count))
+            failures.append(((*by_id[tracked.job_id], tracked.kind), tracked.failures))
         unsent = f"Events not sent to the tracker yet; capped at {MOST_COUNTED_OF_EACH}."
         yield Family("boost_job_tracker_events_behind", unsent, (*LABELS, "tracker"), behind)
         of_failures = "Number of failed deliveries to the tracker."

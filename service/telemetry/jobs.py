@@ -1,9 +1,9 @@
 """Declarative metrics: a name, a help text, and how to read the value; and those of each active job."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
@@ -49,22 +49,14 @@ _OWN_FAULT, _LOST_NODE = "fault", "node_lost"
 _STEPPING = frozenset({Phase.STEPPING, Phase.CLOSING})
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A job as seen at some moment."""
 
     job: JobRecord
     now: datetime
 
-    @property
-    def waited_seconds(self) -> float | None:
-        """How long it has been QUEUED or SCHEDULING; ``None`` in other states."""
-        since = self.job.waiting_since
-        return max(0.0, (self.now - since).total_seconds()) if since else None
 
-
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A metric with at most one value per job.
 
     Attributes:
@@ -79,8 +71,7 @@ class Value:
     read: Callable[[Seen], float | None] | str
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """A metric with several values per job; ``label`` is the name of the label that distinguishes them."""
 
     name: str
@@ -100,9 +91,13 @@ def families(metrics: Iterable[Value | Parts], jobs: Sequence[tuple[Sequence[str
         if isinstance(metric, Parts):
             parts = (((*job, part), value) for job, seen in jobs for part, value in metric.read(seen))
             yield Family(metric.name, metric.help, (*LABELS, metric.label), parts)
+        elif isinstance(metric.read, str):
+            kind, field = metric.read.split(".")
+            reports = ((job, getattr(seen.job, kind)) for job, seen in jobs)
+            values = ((job, getattr(newest, field)) for job, newest in reports if newest)
+            yield Family(metric.name, metric.help, LABELS, values)
         else:
-            read = _of_report(metric.read) if isinstance(metric.read, str) else metric.read
-            yield Family(metric.name, metric.help, LABELS, ((job, read(seen)) for job, seen in jobs))
+            yield Family(metric.name, metric.help, LABELS, ((job, metric.read(seen)) for job, seen in jobs))
 
 
 def _rate(
@@ -114,12 +109,6 @@ def _rate(
         if seen.job.progress and (value := read(seen.job.progress)) is not None
         else None
     )
-
-
-def _of_report(path: str) -> Callable[[Seen], float | None]:
-    """A field of the newest report of a kind."""
-    kind, field = path.split(".")
-    return lambda seen: getattr(newest, field) if (newest := getattr(seen.job, kind)) else None
 
 
 def _of_sets(field: str) -> Callable[[Seen], Values]:
@@ -146,7 +135,7 @@ def _recent_restarts(seen: Seen) -> Values:
 OF_ALL = (
     Value("boost_job_waiting_seconds",
         "How long the job has been QUEUED or SCHEDULING, since it last entered one of these states.",
-        lambda seen: seen.waited_seconds),
+        lambda seen: max(0.0, (seen.now - since).total_seconds()) if (since := seen.job.waiting_since) else None),
 )  # fmt: skip
 
 # For jobs that have had a gang. Counts have their zeros: Prometheus does not see the first increase of a series that

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -39,8 +41,7 @@ _w3c = TraceContextTextMapPropagator()
 Attributes = Mapping[str, str | int | float]
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """A phase of a job on the way to its first step."""
 
     name: str
@@ -77,6 +78,9 @@ class Tracing:
 
     Args:
         exporter: Where spans are sent, or a collector's URL for OTLP over HTTP, such as ``http://collector:4318``.
+
+    Attributes:
+        requests: Returns an app whose requests are traced.
     """
 
     def __init__(self, exporter: SpanExporter | str) -> None:
@@ -87,6 +91,7 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._exporter = exporter
         self._tracer = self._provider.get_tracer("boost", __version__)
+        self.requests = partial(TracedRequests, tracer=self._tracer)
 
     def close(self) -> None:
         """Send the remaining spans, for a few seconds at most."""
@@ -95,10 +100,6 @@ class Tracing:
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():
             self._exporter.shutdown()  # or its thread retries, and logs each failure
-
-    def requests(self, app: ASGIApp) -> ASGIApp:
-        """Return an app whose requests are traced."""
-        return TracedRequests(app, self._tracer)
 
     def left_queue(self, job: JobRecord, events: Sequence[JobEvent]) -> None:
         """Record how a job got from the queue to its first step, or to an earlier end.
@@ -110,7 +111,7 @@ class Tracing:
         if job.traceparent:
             parent = _w3c.extract({"traceparent": job.traceparent})
             for phase in phases(events):
-                self._record(phase.name, phase.start, phase.end, parent, _about(job))
+                self._record(*phase, parent, _about(job))
 
     def restarted(self, job: JobRecord, time: datetime, restart: RestartReport) -> None:
         """Record an interruption and its parts.

@@ -3,9 +3,8 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 from pydantic import ValidationError
@@ -14,42 +13,70 @@ from boost_core.config import JobSpec
 from boost_core.messages import RestartReport, restart_in_words
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
+from service.proxies import proxy_of
 
 _GROUPS = {"progress": "train", "evaluation": "validation", "checkpoint": "checkpoint"}  # of curves, by kind of event
 _NO_CURVES = frozenset({"step", "steps", "kind", "eta_seconds"})
 _NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})  # how events represent numbers that JSON lacks
 
-
 LARGEST_ANSWER = 8 * 2**20  # bytes
 LONGEST_SECONDS = 60.0  # of an answer
+_SECONDS = 10.0  # of silence
 
 
-def read_answer(response: httpx.Response, too_large: Exception) -> bytes:
-    """Read the body of a tracker's answer, which may be neither endless nor take forever.
+def client_of(server: str, **settings: Any) -> httpx.Client:
+    """Return a client for a tracker's server. Redirects are not followed: what is sent is for this server only.
 
     Args:
-        response: The answer, as a stream.
-        too_large: What to raise if it has more than ``LARGEST_ANSWER`` bytes.
+        server: The server's URL.
+        settings: Further settings of the client.
 
     Raises:
-        httpx.ReadTimeout: It takes longer than ``LONGEST_SECONDS``.
+        ValueError: The environment names a proxy for it that cannot be used.
     """
-    content, deadline = b"", time.monotonic() + LONGEST_SECONDS
-    for piece in response.iter_bytes():
-        content += piece
-        if len(content) > LARGEST_ANSWER:
-            raise too_large
-        if time.monotonic() > deadline:
-            raise httpx.ReadTimeout(f"its answer takes longer than {LONGEST_SECONDS:g} seconds")
-    return content
+    tls, proxy = httpx.create_ssl_context(), proxy_of(server)
+    return httpx.Client(base_url=server, timeout=_SECONDS, verify=tls, proxy=proxy, trust_env=False, **settings)
+
+
+def ask(
+    http: httpx.Client, server: str, too_large: Exception, method: str, path: str, **request: Any
+) -> tuple[httpx.Response, bytes]:
+    """Send a request to a tracker's server, and read its answer, which may be neither endless nor take forever.
+
+    Args:
+        http: The client.
+        server: The server, for messages.
+        too_large: What to raise if the answer has more than ``LARGEST_ANSWER`` bytes.
+        method: The request's method.
+        path: Its path, below the server's URL.
+        request: The rest of it.
+
+    Returns:
+        The response, and its body.
+
+    Raises:
+        ConnectionError: The server cannot be reached, or its answer takes longer than ``LONGEST_SECONDS``.
+    """
+    content = b""
+    try:
+        with http.stream(method, path, **request) as response:
+            deadline = time.monotonic() + LONGEST_SECONDS
+            for piece in response.iter_bytes():
+                content += piece
+                if len(content) > LARGEST_ANSWER:
+                    raise too_large
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"its answer takes longer than {LONGEST_SECONDS:g} seconds")
+    except httpx.HTTPError as error:
+        raise ConnectionError(f"{server} does not answer: {str(error) or type(error).__name__}") from error
+    return response, content
 
 
 class NotYet(Exception):
     """A tracker has no place for a job yet; the batch is sent again once more has happened."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """An event in the form that trackers receive.
 
     Attributes:
@@ -69,8 +96,7 @@ class Entry:
     state: JobState | None = None
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The next events of a job for a tracker.
 
     Attributes:

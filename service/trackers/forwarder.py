@@ -196,17 +196,12 @@ class Forwarder:
             tracked = progress.one(job.id, kind)
             since = tracked.failing_since or datetime.now(UTC)
             given_up = job.finished and datetime.now(UTC) - since > GIVEN_UP_AFTER
-            failing = replace(
-                tracked,
-                failures=tracked.failures + 1,
-                failures_in_row=tracked.failures_in_row + 1,
-                failing_since=since,
-                problem=problem,
-            )
+            failures, in_row = tracked.failures + 1, tracked.failures_in_row + 1
+            failing = replace(tracked, failures=failures, failures_in_row=in_row, failing_since=since, problem=problem)
             progress.write(tracked, failing, open_=not given_up)
-            pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** min(failing.failures_in_row, 10))
+            pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** min(in_row, 10))
             self._not_before[job.id, kind] = time.monotonic() + pause
-            if failing.failures_in_row == FAILURES_BEFORE_NOTICE and self._lease is not None:
+            if in_row == FAILURES_BEFORE_NOTICE and self._lease is not None:
                 step = job.progress.step if job.progress else 0
                 message = f"{kind} cannot be updated at the moment; delivery is retried: {problem}"
                 fault = FaultReport(what=Fault.TRACKER, step=step, message=message)

@@ -7,6 +7,7 @@ a server with a database keeps only one of them.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import accumulate
 from math import isfinite
 from typing import Any
@@ -15,13 +16,11 @@ import httpx
 
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
-from service.proxies import proxy_of
-from service.trackers.curves import LARGEST_ANSWER, Batch, read_answer, settings_of
+from service.trackers.curves import LARGEST_ANSWER, Batch, ask, client_of, settings_of
 
 _POINTS = 997  # per request; with the tags of their event, the job's group and its tags 1000, MLflow's limit
 _PARAMETERS = 100
 _LONGEST_VALUE = 500  # characters of a parameter or a tag, for the sake of old servers
-_SECONDS = 10.0  # of silence
 
 _JOB, _EVENT = "boost.job", "boost.event"  # tags of a run
 _STATUS = {
@@ -68,20 +67,10 @@ class Mlflow:
         """
         base = f"{self._uri}/api/2.0/mlflow/"
         try:
-            proxy = proxy_of(base)
+            self._http = client_of(base, headers=self._headers, auth=self._auth)
         except ValueError as error:
             raise ConnectionError(f"{self._uri} cannot be reached: {error}") from error
-        # Redirects are not followed: what is sent is for this server only.
-        with httpx.Client(
-            base_url=base,
-            headers=self._headers,
-            auth=self._auth,
-            timeout=_SECONDS,
-            follow_redirects=False,
-            verify=httpx.create_ssl_context(),
-            proxy=proxy,
-            trust_env=False,
-        ) as self._http:
+        with self._http:
             run = self._run(batch.job, previous)
             run_id = run["info"]["run_id"]
             known = next((int(tag["value"]) for tag in run["data"].get("tags", []) if tag["key"] == _EVENT), 0)
@@ -106,15 +95,16 @@ class Mlflow:
                 spec, newest = batch.job.spec, str(part[-1].event_id)
                 values = {_EVENT: newest, "boost.group": spec.group, "boost.tags": ", ".join(spec.tags)}
                 tags = [{"key": key, "value": value} for key, value in values.items() if value]
-                self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics, "tags": tags})
+                content = {"run_id": run_id, "metrics": metrics, "tags": tags}
+                self._ask("POST", "runs/log-batch", json=content)
             if states := [(entry, entry.state) for entry in batch.entries if entry.state is not None]:
                 entry, state = states[-1]
                 status: dict[str, Any] = {"run_id": run_id, "run_name": batch.job.name, "status": _STATUS[state]}
                 if status["status"] in ("FINISHED", "FAILED", "KILLED"):
                     status["end_time"] = round(entry.time.timestamp() * 1000)
-                self._post("runs/update", status)
-                text = (entry.text or "")[:_LONGEST_VALUE]
-                self._post("runs/set-tag", {"run_id": run_id, "key": "boost.state", "value": text})
+                self._ask("POST", "runs/update", json=status)
+                tag = {"run_id": run_id, "key": "boost.state", "value": (entry.text or "")[:_LONGEST_VALUE]}
+                self._ask("POST", "runs/set-tag", json=tag)
             experiment_id = run["info"]["experiment_id"]
             return {"run": run_id, "url": f"{self._uri}/#/experiments/{experiment_id}/runs/{run_id}"}
 
@@ -132,7 +122,7 @@ class Mlflow:
         experiment_id = str((answer or {})["experiment"]["experiment_id"])
 
         query = {"experiment_ids": [experiment_id], "filter": f"tags.`{_JOB}` = '{job.id}'", "max_results": 1}
-        runs: list[dict[str, Any]] = self._post("runs/search", query).get("runs", [])
+        runs: list[dict[str, Any]] = (self._ask("POST", "runs/search", json=query) or {}).get("runs", [])
         if runs:
             run = runs[0]
         else:
@@ -152,7 +142,7 @@ class Mlflow:
                 "start_time": round(job.submitted_at.timestamp() * 1000),
                 "tags": [{"key": key, "value": value} for key, value in tags.items()],
             }
-            run = self._post("runs/create", content)["run"]
+            run = (self._ask("POST", "runs/create", json=content) or {})["run"]
         present = {parameter["key"] for parameter in run["data"].get("params", [])}
         missing = [
             {"key": key, "value": str(value)[:_LONGEST_VALUE]}
@@ -160,30 +150,20 @@ class Mlflow:
             if key not in present
         ]
         for start in range(0, len(missing), _PARAMETERS):
-            params = missing[start : start + _PARAMETERS]
-            self._post("runs/log-batch", {"run_id": run["info"]["run_id"], "params": params})
+            params = {"run_id": run["info"]["run_id"], "params": missing[start : start + _PARAMETERS]}
+            self._ask("POST", "runs/log-batch", json=params)
         return run
-
-    def _post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        return self._ask("POST", path, json=content) or {}
 
     def _ask(self, method: str, path: str, absent: str | None = None, **what: Any) -> dict[str, Any] | None:
         """Return the server's answer; ``None`` if it is the error code ``absent``."""
-        try:
-            with self._http.stream(method, path, **what) as response:
-                too_large = MlflowRefused(f"{self._uri} answers {path} with more than {LARGEST_ANSWER} bytes")
-                content = read_answer(response, too_large)
-        except httpx.HTTPError as error:
-            raise ConnectionError(f"{self._uri} does not answer: {error or type(error).__name__}") from error
-        try:
-            answer = json.loads(content or b"{}")
-        except ValueError:
-            answer = None
-        if response.is_success and isinstance(answer, dict):
-            return answer
+        too_large = MlflowRefused(f"{self._uri} answers {path} with more than {LARGEST_ANSWER} bytes")
+        response, content = ask(self._http, self._uri, too_large, method, path, **what)
         code, message = "", ""
-        if isinstance(answer, dict):
-            code, message = str(answer.get("error_code", "")), str(answer.get("message", ""))
-        if absent is not None and code == absent:
+        with suppress(ValueError):
+            if isinstance(answer := json.loads(content or b"{}"), dict):
+                if response.is_success:
+                    return answer
+                code, message = str(answer.get("error_code", "")), str(answer.get("message", ""))
+        if code == absent:
             return None
         raise MlflowRefused(f"{self._uri} answers {path} with {response.status_code} {code} {message}".rstrip())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from boost_core.config import JobSpec
 from boost_core.config.job import MlflowConfig, server_url
@@ -13,7 +14,7 @@ from service.trackers.curves import Tracker
 from service.trackers.mlflow import Mlflow
 from service.trackers.tensorboard import FOLDER, TensorBoard, TrackerFolder, has_tensorboard
 from service.trackers.wandb import FOLDER as WANDB_FOLDER
-from service.trackers.wandb import OfflineWandb, Wandb, has_wandb
+from service.trackers.wandb import OfflineWandb, Wandb
 
 TENSORBOARD, MLFLOW, WANDB = "tensorboard", "mlflow", "wandb"
 # The files of a secret for a kind of tracker: those that it must have, and those that it may have.
@@ -38,7 +39,7 @@ def tracker_errors(spec: JobSpec, settings: Settings, tenant: str) -> list[Field
     for kind, tracker in ((MLFLOW, mlflow), (WANDB, wandb)):
         if tracker is None:
             continue
-        if kind == WANDB and not has_wandb():
+        if kind == WANDB and find_spec("wandb") is None:
             errors.append(FieldError(field="trackers.wandb", message=f"wandb {remedy}"))
         if tracker.credentials is not None:
             try:

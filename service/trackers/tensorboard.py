@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -55,22 +55,19 @@ class TrackerFolder:
         if isinstance(self._filesystem, Disk):
             self._filesystem.makedirs(self._folder, exist_ok=True)
             # A link would lead the service outside of what the job's tenant may use.
-            folder = self._filesystem.descriptor(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
+            with ExitStack() as opened:
+                folder = self._filesystem.descriptor(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                opened.callback(os.close, folder)
                 file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-                try:
-                    if os.fstat(file).st_size < at:
-                        return False
-                    if os.pread(file, len(content), at) != content:
-                        while content:
-                            written = os.pwrite(file, content, at)
-                            content, at = content[written:], at + written
-                        os.ftruncate(file, at)  # what was written before may have been longer
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-            finally:
-                os.close(folder)
+                opened.callback(os.close, file)
+                if os.fstat(file).st_size < at:
+                    return False
+                if os.pread(file, len(content), at) != content:
+                    while content:
+                        written = os.pwrite(file, content, at)
+                        content, at = content[written:], at + written
+                    os.ftruncate(file, at)  # what was written before may have been longer
+                os.fsync(file)
             return True
         present = b""
         with suppress(FileNotFoundError):

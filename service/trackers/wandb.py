@@ -18,26 +18,21 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
-
-import httpx
 
 from boost_core.config.job import WandbConfig
 from boost_core.temporary import TemporaryFolder
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
-from service.proxies import proxy_of
 from service.security.redaction import redact, register_secrets
-from service.trackers.curves import LARGEST_ANSWER, Batch, NotYet, read_answer
+from service.trackers.curves import LARGEST_ANSWER, Batch, NotYet, ask, client_of
 from service.trackers.forwarder import BATCH
 from service.trackers.tensorboard import TrackerFolder
 
 BASE_URL = "https://api.wandb.ai"
 FOLDER = "offline-wandb"  # the prefix "offline-" tells `wandb sync` that it has not been sent
 
-_SECONDS = 10.0  # of silence
 _LONGEST_LINE = 300  # characters of the process's last output
 _TOGETHER = 8  # processes, of a few hundred megabytes each
 _room = threading.BoundedSemaphore(_TOGETHER)
@@ -89,11 +84,6 @@ class WandbRefused(RuntimeError):
     """The server did not accept what was sent, or the package failed."""
 
 
-def has_wandb() -> bool:
-    """Whether the wandb package is installed."""
-    return find_spec("wandb") is not None
-
-
 class Wandb:
     """Sends a job's run to a server.
 
@@ -138,22 +128,12 @@ class Wandb:
         """Return the newest event that the server has of a job; 0 if none."""
         variables = {"project": self._config.project, "entity": self._config.entity, "name": job.id}
         query = {"query": _LAST_ROWS, "variables": variables}
+        too_large = WandbRefused(f"{self._url} answers with more than {LARGEST_ANSWER} bytes")
         try:
-            # Redirects are not followed: what is sent is for this server only.
-            with httpx.stream(
-                "POST",
-                f"{self._url}/graphql",
-                json=query,
-                auth=("api", self._key),
-                timeout=_SECONDS,
-                verify=httpx.create_ssl_context(),
-                proxy=proxy_of(self._url),
-                trust_env=False,
-            ) as response:
-                too_large = WandbRefused(f"{self._url} answers with more than {LARGEST_ANSWER} bytes")
-                content = read_answer(response, too_large)
-        except (httpx.HTTPError, ValueError) as error:
-            raise ConnectionError(f"{self._url} does not answer: {error or type(error).__name__}") from error
+            with client_of(self._url, auth=("api", self._key)) as http:
+                response, content = ask(http, self._url, too_large, "POST", "graphql", json=query)
+        except ValueError as error:
+            raise ConnectionError(f"{self._url} does not answer: {error}") from error
         answer = None
         with suppress(ValueError):
             answer = json.loads(content)
@@ -201,7 +181,7 @@ class OfflineWandb:
 
 def _run(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Run:
     job = batch.job
-    states = [entry for entry in batch.entries if entry.state is not None]
+    states = [entry.state for entry in batch.entries if entry.state is not None]
     texts = [entry.text for entry in batch.entries if entry.text]
     return {
         "settings": {},
@@ -221,7 +201,7 @@ def _run(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Run
             if each.values and each.event_id > after
         ],
         "summary": {"state": texts[-1]} if texts else {},
-        "exit_code": _EXIT_CODES.get(states[-1].state) if states and states[-1].state else None,
+        "exit_code": _EXIT_CODES.get(states[-1]) if states else None,
     }
 
 
@@ -231,22 +211,18 @@ def _logged(run: Run) -> Iterator[LoggedRun]:
     # The package's own server ends when it sees that this process has ended, and may write until then.
     with _room, TemporaryFolder("boost-wandb-") as folder:
         environment = {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON}
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "service.trackers.wandb"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=folder, env=environment | {"HOME": str(folder)}, start_new_session=True,
-        )  # fmt: skip
-        try:
-            output, complaints = process.communicate(json.dumps(run), timeout=PROCESS_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"wandb did not finish within {PROCESS_SECONDS} seconds") from error
-        finally:
-            with suppress(ProcessLookupError):  # the process and its group
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for stream in (process.stdin, process.stdout, process.stderr):
-                if stream:
-                    stream.close()
+        ) as process:  # fmt: skip
+            try:
+                output, complaints = process.communicate(json.dumps(run), timeout=PROCESS_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                raise TimeoutError(f"wandb did not finish within {PROCESS_SECONDS} seconds") from error
+            finally:
+                with suppress(ProcessLookupError):  # the process and its group
+                    os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
             lines = [line for line in complaints.splitlines() if line.strip()]
             last = redact(lines[-1])[:_LONGEST_LINE] if lines else ""

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-MOST_FILES = 235  # with code
-MOST_CODE_LINES = 42_970
+MOST_FILES = 234  # with code
+MOST_CODE_LINES = 40_700
 MOST_FUNCTIONS = 75  # per 1,000 code lines
 LEAST_SHARE_OF_LARGE_FILES = 0.58  # of the code, in files of LARGE code lines and more
 MOST_SMALL_NEIGHBOURS = 8  # modules of at most SMALL code lines that only one module imports, in the same folder

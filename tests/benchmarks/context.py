@@ -21,7 +21,6 @@ from boost_core.context.plan import (
     busiest,
     figures,
     key_transfers,
-    stages,
 )
 from tests.benchmarks.context_methods import METHODS, Taken, Work
 from tests.benchmarks.figures import FIGURES, provenance, table
@@ -74,7 +73,7 @@ def planning_milliseconds() -> list[float]:
         window = Window(documents_of(kind, LONGEST, draw), 1024)
         begun = time.process_time()
         placement = place(window, 32, "near")
-        stages(key_transfers(local_tasks(window, placement), placement), 4)
+        _ = ContextPlan(window, 32, placement, local_tasks(window, placement), 4).key_stages
         found.append(1000 * (time.process_time() - begun))
     return found
 

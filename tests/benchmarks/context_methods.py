@@ -10,10 +10,11 @@ bytes.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
-from boost_core.context.placement import Window, areas, joined, local_tasks, place
+from boost_core.context.placement import Window, areas, local_tasks, place
 from boost_core.context.plan import (
     BACKWARD,
     AttentionLayer,
@@ -49,7 +50,7 @@ class Work:
 
     @cached_property
     def together(self) -> Window:
-        return joined(self.windows)
+        return replace(self.windows[0], documents=tuple(chain(*(window.documents for window in self.windows))))
 
     @property
     def ranks(self) -> int:

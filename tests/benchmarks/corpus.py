@@ -20,9 +20,8 @@ import ray
 import tokenizers
 
 from boost_core.config.training import CorpusConfig, NearDedup, QualityFilter, SourceConfig
-from boost_core.data.pipeline.build import Build
-from boost_core.data.pipeline.engine import Engine, LocalEngine, use_one_core
-from boost_core.data.pipeline.files import Lineage
+from boost_core.data.pipeline.build import Build, Engine, Lineage
+from boost_core.data.pipeline.engine import LocalEngine, use_one_core
 from boost_core.data.pipeline.ray_engine import RayEngine
 from boost_core.data.tokenizers import train_bpe
 from tests.benchmarks.figures import FIGURES, write_table

@@ -130,7 +130,7 @@ class Question:
             loads, stages = [], step._stage_seconds(Factors())
             for rank, (stage,) in enumerate(stages):
                 sent = stage.send * above[rank] + (stages[rank - 1][0].send * above[rank - 1] if rank else 0)
-                loads.append(stage.forward + stage.whole_backward + sent)
+                loads.append(stage.forward + (stage.backward + stage.weights) + sent)
             cost = max(loads) * rounds + step._reduction(*step._reduced[0])
             if cost < best[0] and self._fits(way):
                 best = cost, job

@@ -17,7 +17,7 @@ import psutil
 import ray
 
 from service.gang.assignment import GangContext, Message
-from service.gang.ray.fork_server import python_of_forks
+from service.gang.ray.fork_server import PYTHON_OF_FORKS
 from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 from service.gang.status import JobTag
 from service.logs import GangLogs, LogFormat
@@ -40,7 +40,7 @@ class Gang:
         context = GangContext(JobTag("job", 1, "", "", ""), Access(), range(0), GangLogs(LogFormat.TEXT, "job", 1))
         supervisor: Any = ray.get_runtime_context().current_actor
         rank: Any = ray.remote(RankWorker)
-        options = {"runtime_env": {"py_executable": python_of_forks()}} if forks else {}
+        options = {"runtime_env": {"py_executable": PYTHON_OF_FORKS}} if forks else {}
         started = rank.options(max_concurrency=CALLS_AT_ONCE, **options)
         began = time.monotonic()
         ranks = [started.remote("rank", number, supervisor, context) for number in range(count)]

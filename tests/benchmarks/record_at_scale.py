@@ -54,7 +54,7 @@ def fill(store: JobStore, counts: Mapping[JobState, int], recorded: int = 0) -> 
                 "attempt": int(not waits), "checkpoint_url": f"file:///c/{job_id}", "submitted_at": now,
                 "queued_at": now, "waiting_since": now if waits else None, "started_at": None if waits else now,
                 "finished_at": now - timedelta(days=1) if ended else None, "arrival": number,
-                "goodput": Goodput.begin(now).model_dump(mode="json"), "version": 1,
+                "goodput": Goodput(since=now, booked_until=now).model_dump(mode="json"), "version": 1,
             })  # fmt: skip
     with store.engine.begin() as connection:
         for begin in range(0, len(rows), ROWS):

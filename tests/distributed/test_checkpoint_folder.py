@@ -9,10 +9,9 @@ import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned
 from boost_core.checkpoint.manifest import CheckpointDamaged
-from boost_core.checkpoint.resharding import load_whole
 from boost_core.config import JobSpec
 from boost_core.train.checkpoint_manager import load_newest
-from tests.checkpoints import save_whole
+from tests.checkpoints import load_whole, save_whole
 from tests.distributed.recording import train_and_record
 from tests.distributed.test_checkpoint import step_and_save
 from tests.jobs import tiny_job, write_corpus

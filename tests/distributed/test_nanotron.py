@@ -35,10 +35,33 @@ TRAINED_ON = TrainedOn(sequence_length=64, end_of_document=0)
 
 
 def context(size: int):
-    """nanotron's process groups over the present ranks."""
+    """nanotron's process groups over the present ranks, which on a CPU set no device."""
+    modules()
+    from nanotron.parallel import ParallelContext
+
+    class Context(ParallelContext):
+        def set_device(self) -> None:
+            if torch.cuda.is_available():
+                super().set_device()
+
     rank = str(dist.get_rank())
     with patch.dict(os.environ, WORLD_SIZE=str(size), RANK=rank, LOCAL_RANK=rank):
-        return modules().parallel_context(tensor_parallel_size=size, pipeline_parallel_size=1, data_parallel_size=1)
+        return Context(tensor_parallel_size=size, pipeline_parallel_size=1, data_parallel_size=1)
+
+
+def tensor_parallel_layers():
+    modules()
+    from nanotron.parallel.tensor_parallel import nn as layers
+
+    return layers
+
+
+def serialized_weights():
+    """nanotron's module that saves and loads weights."""
+    modules()
+    from nanotron.serialize import weights
+
+    return weights
 
 
 class Theirs(nn.Module):
@@ -46,7 +69,7 @@ class Theirs(nn.Module):
 
     def __init__(self, model: ModelConfig, group: dist.ProcessGroup) -> None:
         super().__init__()
-        layers = modules().tensor_parallel
+        layers = tensor_parallel_layers()
         mode, hidden = layers.TensorParallelLinearMode.ALL_REDUCE, model.hidden_size
 
         def column(wide: int, *chunks: int) -> nn.Module:
@@ -86,8 +109,11 @@ class Theirs(nn.Module):
 
 
 def norm(width: int) -> nn.Module:
+    modules()
+    from nanotron.parallel.parameters import NanotronParameter
+
     module = nn.RMSNorm(width)
-    module.weight = modules().parameters.NanotronParameter(module.weight.detach())
+    module.weight = NanotronParameter(module.weight.detach())
     return module
 
 
@@ -104,7 +130,7 @@ def theirs_saved(size: int, folder: Path) -> dict[str, torch.Tensor]:
     groups = context(size)
     model = Theirs(MODEL, groups.tp_pg)
     fill(model)
-    modules().weights.save_weights(model, groups, folder)
+    serialized_weights().save_weights(model, groups, folder)
     dist.barrier()
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
@@ -112,7 +138,7 @@ def theirs_saved(size: int, folder: Path) -> dict[str, torch.Tensor]:
 def theirs_loaded(size: int, folder: Path) -> dict[str, torch.Tensor]:
     groups = context(size)
     model = Theirs(MODEL, groups.tp_pg)
-    modules().weights.load_weights(model, groups, folder)
+    serialized_weights().load_weights(model, groups, folder)
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
@@ -296,7 +322,7 @@ def test_a_configuration_that_computes_something_else_is_refused(tmp_path: Path,
 def both_layers(size: int) -> list[torch.Tensor]:
     """Differences between nanotron's column and row layers and ours: outputs, and gradients of input and weights."""
     groups = context(size)
-    layers = modules().tensor_parallel
+    layers = tensor_parallel_layers()
     mode = layers.TensorParallelLinearMode.REDUCE_SCATTER
     draw = torch.Generator().manual_seed(11)
     x_Td, into, back = (

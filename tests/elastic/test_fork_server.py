@@ -19,7 +19,7 @@ from ray._private.workers import default_worker, setup_worker
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.gang.ray.fork_server import PRELOADED, python_of_forks
+from service.gang.ray.fork_server import PRELOADED, PYTHON_OF_FORKS
 from service.gang.ray.private_api import OF_A_WORKER
 from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within, workers
@@ -66,7 +66,7 @@ def started(node: str, count: int) -> list[tuple[Any, dict[str, Any]]]:
     """Ranks on a node, and what they tell."""
     actor: Any = ray.remote(Rank)
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "scheduling_strategy": there, "runtime_env": {"py_executable": python_of_forks()}}
+    options = {"num_cpus": 0, "scheduling_strategy": there, "runtime_env": {"py_executable": PYTHON_OF_FORKS}}
     ranks = [actor.options(**options).remote() for _ in range(count)]
     return list(zip(ranks, ray.get([rank.tell.remote() for rank in ranks], timeout=60), strict=True))
 

@@ -146,10 +146,8 @@ def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes
     alive, leaving = cluster_nodes()
     assert {noticed, lost} <= alive
     watch.see(alive, leaving, now)
-    assert watch.leaving([noticed])
-    assert not watch.urgent([noticed], now + 270)
-    assert watch.urgent([noticed], now + 290), "it says when"
-    assert not watch.leaving([lost])
+    assert watch.leaving.keys() == {noticed}
+    assert now + 270 < watch.leaving[noticed] <= now + 290, "it says when"
     assert lost_nodes([noticed, lost]) == (set(), set())
     nodes.remove(lost)
     assert lost_nodes([noticed, lost]) == ({lost}, set())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -46,7 +47,7 @@ from service.gang.ray_train.mirror import (
     RunState,
     TrainRun,
 )
-from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker, RunWorker
+from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
 from service.gang.status import GangPhase, JobTag
 from service.gang.worker.rank_metrics import SupervisorReporter
 from service.logs import GangLogs, LogFormat
@@ -187,7 +188,7 @@ class Gang:
         self._run = TrainRun(
             tiny_job("unused", folder), GangContext(tag, Access(), range(0), GangLogs(LogFormat.TEXT, job_id, 1))
         )
-        self._ranks: list[RunWorker] = []
+        self._ranks: list[Any] = []
         self._trained: list[Any] = []
 
     broadcast_from_rank_zero = Supervisor.broadcast_from_rank_zero
@@ -204,7 +205,8 @@ class Gang:
             for node in nodes
         ]
         places = ray.get([rank.where.remote() for rank in started])
-        self._ranks += [RunWorker(rank, place, {"CPU": 1.0}) for rank, place in zip(started, places, strict=True)]
+        for rank, place in zip(started, places, strict=True):
+            self._ranks.append(SimpleNamespace(actor=rank, place=place, resources={"CPU": 1.0}))
         return [place.pid for place in places]
 
     def form(self, generation: int, *numbers: int) -> None:
@@ -356,7 +358,7 @@ class ReportingRank(Rank):
         super().__init__()
         self._supervisor, self._first = supervisor, None
         self._reporter = SupervisorReporter(self._push, number)
-        self._worker.relay = self._reporter.relay
+        self._worker.reporter = self._reporter
 
     def log(self, text: str) -> None:
         self._reporter.report(LogLine(rank=1, level="INFO", message=text))

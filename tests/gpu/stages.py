@@ -408,7 +408,9 @@ def profile(_: Setting) -> Cases:
         shape, variant = _shape_7b(sequences), next(each for each in _VARIANTS if each.name == name)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
         with rank.alone(shape.tensor_parallel_size):
-            step = rank.uncaptured_step(shape, variant, DEVICE)
+            step, _, graph = rank._step(shape, variant, DEVICE)
+            if graph is not None:
+                graph.release("it is to be launched kernel by kernel")
             for _ in range(3):
                 step()
             with torch.profiler.profile(activities=activities) as profiled:

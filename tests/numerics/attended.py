@@ -14,7 +14,8 @@ def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor
 
 def started(layer: LayerAttention, *inputs: torch.Tensor, of_queries: QueryLatents | None = None) -> torch.Tensor:
     """Start to exchange keys; returns the queries for ``finish``."""
-    query, keys = layer.save(*inputs, None, of_queries)
+    maker, latents = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
+    query, keys = layer.save(*inputs, None, maker, *latents)
     with torch.no_grad():
         layer.in_flight = layer.attention.send(query, keys, backward=False)
     return query

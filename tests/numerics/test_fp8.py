@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction, KernelInterface
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels import fp8_product
-from boost_core.kernels.launch import Halves, always
+from boost_core.kernels.launch import Halves, Part, always
 from boost_core.parallel.btp import DeferredWeightGradients, with_room_beside
 from boost_core.parallel.communicator import Communicator
 from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
@@ -35,7 +35,7 @@ def test_halves_rows_begin_at_whole_16_bytes_with_their_room_beside(tokens: tupl
     halves, columns = Halves(tokens), 16
     like = torch.empty(0, dtype=torch.bfloat16)
     memories = []
-    for part in halves.parts()[:2]:
+    for part in (Part(halves, 0), Part(halves, 1)):
         rows_Tr, _ = part.result(like, (*tokens[:1], columns), room=True)
         memory, room_T = with_room_beside(rows_Tr, part)
         assert rows_Tr.data_ptr() % 16 == 0

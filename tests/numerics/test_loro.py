@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from boost_core.architecture import ParamKind
-from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config.training import LoroConfig, OptimizerConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.loro_muon import FactorPair, Loro, factor_pairs, riemannian_step

@@ -38,9 +38,8 @@ from boost_core.plan.memory import (
     PipelineRank,
     largest_weight,
     moved_tokens,
+    pipeline_ranks,
     rank_memory,
-    saved_task_bytes,
-    staging_bytes,
     starting_peak,
     state_bytes,
 )
@@ -221,7 +220,7 @@ def test_the_device_is_spared_twelve_bytes_a_weight_that_the_host_has(
     there, none, _ = after_a_step(job(model, parallelism, training=training, **changes))
     spec = job(model, parallelism | {"optimizer_offload": 0.7}, training=training, **changes)
     left, host, weights = after_a_step(spec)
-    buffers = staging_bytes(state_bytes(spec, cut(spec.model, spec.parallelism, LENGTH), 2))
+    buffers = max(group.staged for group in state_bytes(spec, cut(spec.model, spec.parallelism, LENGTH), 2))
     assert none == 0 < weights
     assert host == 12 * weights == rank_memory(spec, Layout.of(spec.parallelism)).host
     assert there - left == 12 * weights - buffers
@@ -293,7 +292,7 @@ def test_activations_are_counted_to_the_byte(
     crossed = [few.model.crosses_into(layer) for layer in stage.layers]
     modes = block_modes(few.parallelism, stage).values()
     blocks = (each.block(crosses, crosses, mode) for crosses, mode in zip(crossed, modes, strict=True))
-    planned = each.embedding() + sum(blocks) + each.head()
+    planned = each.embedding + sum(blocks) + each.head()
     assert (kept(many, kernels) - kept(few, kernels)) / (2 * LENGTH) == planned
 
 
@@ -329,8 +328,8 @@ def test_what_the_host_has_of_activations_is_counted_to_the_byte(
     away = [each.on_host(*block) for block in blocks]
     assert host[1] - host[0] == 2 * LENGTH * sum(away)
     # The last on its way, and what began the stream, which a lone block has on its way, too.
-    planned = each.embedding() + sum(each.block(*block) for block in blocks) + each.head()
-    planned += [bytes_ for bytes_ in away if bytes_][-1] + (each.stream_start() if away[1] else 0)
+    planned = each.embedding + sum(each.block(*block) for block in blocks) + each.head()
+    planned += [bytes_ for bytes_ in away if bytes_][-1] + (each.stream_start if away[1] else 0)
     assert left[1] - left[0] == 2 * LENGTH * planned
 
 
@@ -362,7 +361,7 @@ def test_a_context_parallel_rank_keeps_its_part_of_one_ranks_activations(
         job(COLA, choice, training={"micro_batch_size": size, "global_batch_size": sizes[1]}) for size in sizes
     )
     each = Activations(few.model, few.parallelism, 4, kernels=False)
-    planned = each.embedding() + few.model.num_hidden_layers * each.block(False, False, recompute) + each.head()
+    planned = each.embedding + few.model.num_hidden_layers * each.block(False, False, recompute) + each.head()
     tokens = (sizes[1] - sizes[0]) * LENGTH // 2
     assert (kept_of_own(many) - kept_of_own(few)) / tokens == pytest.approx(planned, rel=0.05)
 
@@ -629,7 +628,8 @@ def test_ranks_that_compute_for_others_keep_what_is_planned(ranks: Ranks, recomp
     layer = attention_layer(spec)
     most = max(tokens for _, _, tokens in found)
     assert most == sum(moved_tokens(spec)) > 0
-    assert most * layer.remote_bytes == saved_task_bytes(spec)
+    (rank,) = pipeline_ranks(spec, Layout.of(spec.parallelism))
+    assert most * layer.remote_bytes == rank._remote_tasks
     for (_, still, _), (_, moving, tokens) in zip(kept["latents", "none"], kept["latents", "tasks"], strict=True):
         assert moving - still == pytest.approx(3 * tokens * layer.remote_bytes, rel=0.05)
 

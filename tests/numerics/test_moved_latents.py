@@ -15,6 +15,7 @@ from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker
 from boost_core.context.plan import AttentionLayer, Rates, figures
 from boost_core.model.attention import Rotation, one_by_one
+from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import started
 from tests.numerics.test_context_attention import CPU, HEAD, Case, cases, own, planned, tensors
@@ -92,7 +93,7 @@ def _of_one(case: Case) -> Found:
     up, down = (weight.requires_grad_() for weight in weights)
     *leaves, gradient = (own(case, x, attention.chunks) for x in of_all)
     latents, keys, values = (x.requires_grad_() for x in leaves)
-    layer, made_of = attention.for_layer(), QueryLatents(latents, TaskMaker([up], queries_of, down))
+    layer, made_of = attention.for_layer(), QueryLatents(latents, TaskMaker([up], queries_of, down, GradientSinks()))
     inputs = queries_of(latents, [up], at(case, attention.chunks)), keys, values
     query = started(layer, *inputs, of_queries=made_of)
     out = layer.with_returned(query, layer.finish(query).flatten(1) @ down)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from boost_core.architecture import ParamKind, Role
-from boost_core.config import MuonConfig, OptimizerConfig
+from boost_core.config.training import MuonConfig, OptimizerConfig
 from boost_core.optim.loro_muon import Muon, orthogonalized
 from boost_core.optim.zero import ParamGroup
 from boost_core.parallel.communicator import CommunicationLedger, Communicator

@@ -177,21 +177,21 @@ def test_what_is_recalled_is_what_would_be_verified(
     known: KeyStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, soon = known.create("k", "a", READ), known.create("s", "a", READ, datetime.now(UTC) + timedelta(seconds=30))
-    assert known.recall(made.key) is None, "it has never been seen"
-    assert known.recall(made.key) is None, "and asking changes nothing"
+    assert known.verify(made.key, cached_only=True) is None, "it has never been seen"
+    assert known.verify(made.key, cached_only=True) is None, "and asking changes nothing"
     principal = known.verify(made.key)
     assert principal is not None
-    assert known.recall(made.key) == principal
-    assert {known.recall(wrong) for wrong in (f"{made.key}x", made.key[:-1], "boost_", "")} == {None}
+    assert known.verify(made.key, cached_only=True) == principal
+    assert {known.verify(wrong, cached_only=True) for wrong in (f"{made.key}x", made.key[:-1], "boost_", "")} == {None}
     assert known.verify(soon.key)
     pass_seconds(monkeypatch, 31)
-    assert known.recall(soon.key) is None, "it has expired"
+    assert known.verify(soon.key, cached_only=True) is None, "it has expired"
     known.revoke(made.id)
-    assert known.recall(made.key) is None
+    assert known.verify(made.key, cached_only=True) is None
     monkeypatch.setattr(keys, "REMEMBERED_SECONDS", -1)
     other = known.create("o", "a", READ)
     assert known.verify(other.key)
-    assert known.recall(other.key) is None, "the database is to be asked again"
+    assert known.verify(other.key, cached_only=True) is None, "the database is to be asked again"
 
 
 def test_use_is_noted_about_once_a_minute(known: KeyStore, engine: Engine) -> None:

@@ -223,7 +223,7 @@ def test_a_server_is_asked_what_it_has_without_the_place_of_a_process(
 def test_where_the_package_is_missing_the_job_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = a_spec(trackers=OFFLINE)
     assert not tracker_errors(spec, settings, "default")
-    monkeypatch.setattr("service.trackers.opening.has_wandb", lambda: False)
+    monkeypatch.setattr("service.trackers.opening.find_spec", lambda _: None)
     (error,) = tracker_errors(spec, settings, "default")
     assert error.field == "trackers.wandb" and error.message.startswith("wandb is not installed")
 

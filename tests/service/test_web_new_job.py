@@ -11,9 +11,10 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from boost_core.config import JobSpec, ModelConfig, OptimizerConfig, load_job
+from boost_core.config import JobSpec, ModelConfig, load_job
 from boost_core.config.base import read_yaml
 from boost_core.config.model import PRESETS
+from boost_core.config.training import OptimizerConfig
 from service.accounts.keys import KeyStore
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore

@@ -1,7 +1,8 @@
 """What ``layouts: auto`` comes to: held to all layouts there are, and to what the scheduler then orders."""
 
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -16,8 +17,8 @@ from boost_core.config.parallelism import MOST_LAYOUTS
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import SPARE, Basis
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.report import at, needed_bytes, nothing_fits, step_seconds
-from boost_core.plan.resolve import ChosenLayouts, NothingFits, best, choose_layouts
+from boost_core.plan.report import at, fastest, needed_bytes, nothing_fits, step_seconds
+from boost_core.plan.resolve import ChosenLayouts, NothingFits, choose_layouts, fits
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart
 from service.gang.assignment import End, RankEnd
 from service.gang.control import port
@@ -112,7 +113,14 @@ def test_the_best_of_those_chosen_is_the_best_there_is(
         (needed_bytes(spec, each), step_seconds(spec, each)) == (told.memory_bytes, told.step_seconds)
         for each, told in zip(chosen.sizes, chosen.layouts, strict=True)
     )
-    for placed, there in ((best(resolved, slots), best(spec, slots, ways)), (best(resolved, [most]), None)):
+
+    def best(layouts: Iterable[Layout], slots: list[int]) -> Layout | None:
+        return fastest(spec, [each for each in layouts if fits(each, slots)], partial(step_seconds, spec))
+
+    for placed, there in (
+        (best(resolved.layouts(), slots), best(ways, slots)),
+        (best(resolved.layouts(), [most]), None),
+    ):
         if there is not None:
             assert placed is not None and ways[placed] <= ways[there] * (1 + 1e-12)
     quickest = [

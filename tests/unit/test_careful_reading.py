@@ -11,8 +11,8 @@ from torch.distributed.checkpoint import metadata
 
 from boost_core.checkpoint.folder import CheckpointFolder, files_named
 from boost_core.checkpoint.manifest import StoredFile
-from boost_core.checkpoint.resharding import _portable, load_whole
-from tests.checkpoints import save_whole
+from boost_core.checkpoint.resharding import _portable
+from tests.checkpoints import load_whole, save_whole
 from tests.jobs import tiny_job
 
 JOB = tiny_job("/corpus", "/checkpoints")

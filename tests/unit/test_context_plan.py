@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +17,6 @@ from boost_core.context.placement import (
     Window,
     _Partition,
     areas,
-    joined,
     local_tasks,
     moved_tasks,
     place,
@@ -231,7 +232,7 @@ def test_few_of_many_chunks_are_swapped() -> None:
 def test_stragglers_among_replicas_are_evened_out(kind: str, replicas: int) -> None:
     """Windows of all replicas, dealt together or with tasks moved between them."""
     alone = [Window(documents_of(kind, 2**17, seed), 2048) for seed in range(replicas)]
-    together = joined(alone)
+    together = replace(alone[0], documents=tuple(chain(*(window.documents for window in alone))))
     assert together.area == sum(window.area for window in alone)
     ranks = replicas * 4
     own = place(together, ranks, "contiguous")
@@ -261,8 +262,6 @@ def test_own_tasks_send_no_queries() -> None:
         (lambda: Window((4, 3), 4), "chunks of 4 tokens must divide the window of 7"),
         (lambda: Window((4,), 0), "chunks of 0 tokens"),
         (lambda: Window((4,), 2, 0), "sees is 0, but each token sees at least itself"),
-        (lambda: joined([Window((4,), 2), Window((4,), 4)]), "the same size"),
-        (lambda: joined([Window((4,), 2), Window((4,), 2, 3)]), "see as many others"),
         (lambda: place(Window((8,), 2), 3, "near"), "3 ranks must divide the window's 4 chunks"),
         (lambda: place(Window((8,), 2), 2, "best"), "no placement 'best'; there are contiguous"),
     ],

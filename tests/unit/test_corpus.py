@@ -22,10 +22,9 @@ from boost_core.config.data_files import read_index
 from boost_core.config.training import CorpusConfig, NearDedup, QualityFilter
 from boost_core.data import __main__ as command
 from boost_core.data.pipeline import filters
-from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.build import Build, BuildProgress, Lineage
 from boost_core.data.pipeline.duplicates import Ties, not_the_first, ties
 from boost_core.data.pipeline.engine import LocalEngine
-from boost_core.data.pipeline.files import Lineage
 
 WORDS = [f"word{number}" for number in range(2000)]
 FILES = 4
@@ -377,7 +376,7 @@ def test_ties_are_to_the_first_and_hang_together() -> None:
     found = ties(np.array([7, 9, 7, 9, 7], np.uint64), np.array([5, 1, 3, 2, 4]))
     assert sorted(zip(*(each.tolist() for each in found), strict=True)) == [(2, 1), (4, 3), (5, 3)]
     chain = Ties(np.array([2, 3, 9, 8]), np.array([1, 2, 4, 3]))
-    assert not_the_first(chain).tolist() == [2, 3, 8, 9]
+    assert not_the_first([chain]).tolist() == [2, 3, 8, 9]
 
 
 @pytest.mark.parametrize(("overlap", "tied"), [(0.2, False), (0.95, True)])

@@ -109,7 +109,8 @@ def test_each_factor_is_of_the_jobs_that_say_something_about_it() -> None:
     assert both.factors == Factors(pytest.approx(2**0.5), pytest.approx(5**0.4))
     without, having = both.shapes
     assert (without.communication, without.jobs) == (both.communication.model_copy(update={"jobs": 0}), 1)
-    assert having.of_communication.factor == pytest.approx(both.communication.factor**0.6 * 5**0.4)
+    assert having.communication is not None
+    assert having.communication.factor == pytest.approx(both.communication.factor**0.6 * 5**0.4)
     left = math.log(5) * 0.6
     assert both.communication.spread**2 == pytest.approx((3 * 0.2**2 + 2 * left**2) / 5)
 

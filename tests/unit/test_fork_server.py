@@ -19,11 +19,11 @@ from service.gang.ray.fork_server import ForkServer
 SERVER = """
 import os, socket, sys
 import changing
-from service.gang.ray.fork_client import _folder_of, _name
+from service.gang.ray.fork_client import _server_of
 from service.gang.ray.fork_server import ForkServer, become
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-folder = _folder_of(sys.argv)
-listener.bind(f"/proc/self/fd/{folder}/{_name()}")
+folder, address = _server_of(sys.argv)
+listener.bind(address)
 os.close(folder)
 listener.listen()
 server = ForkServer(listener, os.pidfd_open(int(sys.argv[2])))
@@ -182,12 +182,14 @@ def test_a_server_that_nobody_needs_ends(node: Node) -> None:
         assert ForkServer(listener, os.pidfd_open(node.raylet.pid), idle_seconds=0.01).serve() is None
 
 
-def test_another_environment_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fork_client._name()
-    monkeypatch.setenv("RAY_JOB_ID", "02000000")
-    of_another_driver = fork_client._name()
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    assert len({before, of_another_driver, fork_client._name()}) == 3
+def test_another_environment_has_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for name, value in (("RAY_JOB_ID", "01000000"), ("RAY_JOB_ID", "02000000"), ("NCCL_DEBUG", "INFO")):
+        monkeypatch.setenv(name, value)
+        folder, address = fork_client._server_of([f"--raylet-name={tmp_path}/raylet"])
+        os.close(folder)
+        names.add(address.rpartition("/")[2])
+    assert len(names) == 3
 
 
 def test_a_client_does_not_wait_for_its_own_lock_after_a_server_that_ends_at_once(

@@ -37,7 +37,7 @@ def step(number: int, seconds: float = 2.0, data: float = 0.0, held: float = 0.0
 
 def booked(*events: tuple[float, Report | Reason]) -> Goodput:
     """What is booked of a job submitted at 0; checks after each event that it adds up."""
-    goodput = Goodput.begin(T0)
+    goodput = Goodput(since=T0, booked_until=T0)
     for seconds, what in events:
         goodput = book(goodput, at(seconds), what)
         assert goodput.total == goodput.booked_until - T0
@@ -192,7 +192,7 @@ REPORTS = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(-5, 60), st.one_of(REPORTS, REPORTS, st.sampled_from(Reason))), max_size=40))
 def test_whatever_happens_all_time_is_booked_once(events: list[tuple[float, Report | Reason]]) -> None:
-    goodput, now, latest = Goodput.begin(T0), 0.0, T0
+    goodput, now, latest = Goodput(since=T0, booked_until=T0), 0.0, T0
     for passed, what in events:
         now += passed
         goodput, before = book(goodput, at(now), what), goodput

@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from boost_core.config.base import StoreUnusable
 from boost_core.config.data_files import check_data, read_index
 from boost_core.config.training import DataConfig
-from boost_core.data.pipeline.files import Lineage
+from boost_core.data.pipeline.build import Lineage
 from tests.hub import LocalHub, local_hub
 from tests.unit.test_corpus import documents
 

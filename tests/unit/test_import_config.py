@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from boost_core.config import Activation, JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.optim.schedule import learning_rate
-from service.cli.console import BadInput, read_foreign_config
+from service.cli.commands.local import import_configuration
+from service.cli.console import BadInput
 from service.cli.main import app
 from tests.unit.boost_examples import EXAMPLES, Example, configuration
 
@@ -202,7 +203,7 @@ def test_whatever_stands_anywhere_is_read_or_refused(tmp_path: Path, value: Any)
     assert len(paths) > 60
     for path in paths:
         with suppress(BadInput):
-            read_foreign_config(written(tmp_path, **{path: value}))
+            import_configuration(written(tmp_path, **{path: value}))
 
 
 def test_what_makes_a_dense_model_low_rank_is_refused(tmp_path: Path) -> None:

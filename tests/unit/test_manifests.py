@@ -22,9 +22,8 @@ from boost_core.checkpoint.manifest import (
     encode,
     model_facts,
 )
-from boost_core.checkpoint.resharding import load_whole
 from boost_core.config import Activation, ModelConfig
-from tests.checkpoints import save_whole
+from tests.checkpoints import load_whole, save_whole
 from tests.jobs import tiny_job
 
 JOB = tiny_job("/corpus", "/checkpoints")

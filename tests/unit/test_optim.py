@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from boost_core.architecture import BTP, ParamKind
-from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config.training import OptimizerConfig
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_the_fastest_is_the_schedulers_choice_among_those_that_fit() -> None:
     assert False in fits
     fitting = [layout for layout, is_fit in zip(spec.layouts(), fits, strict=True) if is_fit]
     assert planned.fastest is not None
-    assert spec.layouts()[planned.fastest] == fastest(spec, fitting)
+    assert spec.layouts()[planned.fastest] == fastest(spec, fitting, partial(step_seconds, spec))
     assert any(f"{fits.count(False)} of {len(fits)} layouts" in note for note in planned.notes)
 
 

@@ -1,5 +1,7 @@
 """Shapes on nodes, and which is best: tables, and what holds whatever the nodes are."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.hardware import DEVICES, LINKS, LOOPBACK
 from boost_core.plan.machine import machine_for
 from boost_core.plan.report import fastest, step_parts, step_seconds
-from boost_core.plan.resolve import best, fits, legal, own_slots, place, why_not
+from boost_core.plan.resolve import fits, own_slots, place, why_not
 from boost_core.plan.throughput import collective_seconds, pairs_of_token
 from tests.jobs import tiny_job
 
@@ -60,6 +62,16 @@ def test_a_gang_fits_where_it_is_and_so_does_what_its_groups_split_into() -> Non
     assert not fits(Layout(4, 1, 1), own_slots(Layout(2, 2, 2)))
 
 
+def legal(spec: JobSpec, slots: list[int]) -> list[Layout]:
+    """What of a job's layouts the scheduler chooses from."""
+    return [layout for layout in spec.layouts() if fits(layout, slots, spec.resources.placement)]
+
+
+def best(spec: JobSpec, slots: list[int]) -> Layout | None:
+    """What it chooses."""
+    return fastest(spec, legal(spec, slots), partial(step_seconds, spec))
+
+
 def test_only_what_a_job_allows_is_tried() -> None:
     assert legal(elastic([[2, 1]], 1, 4), [8]) == [
         Layout(2, 1, 1),
@@ -71,19 +83,17 @@ def test_only_what_a_job_allows_is_tried() -> None:
     assert legal(rigid, [8]) == [Layout(2, 1, 1)]
 
 
-def test_the_best_is_the_fastest_and_the_choice_may_be_narrowed() -> None:
+def test_the_best_is_the_fastest() -> None:
     spec = elastic(LAYOUTS)
     assert best(spec, [1]) == Layout(1, 1, 1)
     assert best(spec, [4]) == min(legal(spec, [4]), key=lambda layout: step_seconds(spec, layout))
-    assert best(spec, [4], [Layout(4, 1, 1), Layout(4, 1, 2)]) == Layout(4, 1, 1)
     assert best(spec, []) is None
 
 
-def test_of_equally_fast_shapes_the_smaller_then_the_jobs_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boost_core.plan.report.step_seconds", lambda *_: 1.0)
+def test_of_equally_fast_shapes_the_smaller_then_the_jobs_own_layout() -> None:
     spec = elastic([[1, 2], [2, 1], [1, 1]])
-    assert fastest(spec, [Layout(1, 2, 2), Layout(1, 1, 1)]) == Layout(1, 1, 1)
-    assert fastest(spec, [Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1)]) == Layout(1, 2, 1)
+    assert fastest(spec, [Layout(1, 2, 2), Layout(1, 1, 1)], lambda _: 1.0) == Layout(1, 1, 1)
+    assert fastest(spec, [Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1)], lambda _: 1.0) == Layout(1, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,7 @@ def test_of_equally_fast_shapes_the_smaller_then_the_jobs_own_layout(monkeypatch
 )  # fmt: skip
 def test_reasons(spec: JobSpec, slots: list[int], reason: str) -> None:
     assert best(spec, slots) is None
-    assert why_not(spec, slots) == reason
+    assert why_not(spec, slots, spec.layouts()) == reason
 
 
 SPECS = [

@@ -24,7 +24,7 @@ from service.gang.control.port import Finish
 from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train import mirror
 from service.gang.ray_train.mirror import RunState, TrainRun
-from service.gang.ray_train.rank_worker import BROKEN_UP, RunWorker
+from service.gang.ray_train.rank_worker import BROKEN_UP
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from service.security.access import Access
@@ -78,10 +78,10 @@ class Run:
         )
         self.train_run = TrainRun(tiny_job("unused", folder), context)
 
-    def rank(self, pid: int) -> RunWorker:
+    def rank(self, pid: int) -> Any:
         place = WorkerPlace("node", "10.0.0.1", ("0",), pid, "host", "ab")
         self._ranks.append(Rank())
-        return RunWorker(Handle(self._ranks[-1], self._calls), place, {"CPU": 1.0})
+        return SimpleNamespace(actor=Handle(self._ranks[-1], self._calls), place=place, resources={"CPU": 1.0})
 
     def close(self) -> None:
         """Let no thread wait any more."""
@@ -89,7 +89,7 @@ class Run:
             rank.stop(HALTED)
             rank.abort()
 
-    def form(self, generation: int, *ranks: RunWorker) -> list[Any]:
+    def form(self, generation: int, *ranks: Any) -> list[Any]:
         """The ends of a generation's ranks."""
         ends = [each.actor.train.remote(assigned(generation, rank), None, {}, None) for rank, each in enumerate(ranks)]
         self.train_run.form(generation, ranks)

@@ -37,5 +37,5 @@ def test_a_pass_that_fails_leaves_what_is_remembered_as_it_was(monkeypatch: pyte
         with pytest.raises(ValueError, match="no plan"):
             memory.see([*jobs[1:], bad])
     memory.see(jobs[1:])
-    assert [entry.job for queued in memory.queued for entry in queued] == jobs[1:]
+    assert [entry.job for group in memory.classes.values() for entry in group.queued] == jobs[1:]
     assert list(memory.by_id) == [each.id for each in jobs[1:]]

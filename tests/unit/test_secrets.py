@@ -14,8 +14,8 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from boost_core.messages import Fault, FaultReport, LogLine
-from service.gang.assignment import End, RankEnd
-from service.gang.worker.rank_metrics import LogReports, without_secrets
+from service.gang.assignment import End, Message, RankEnd
+from service.gang.worker.rank_metrics import LogReports, SupervisorReporter
 from service.gang.worker.worker import end_of
 from service.security.redaction import redact, redact_logs, register_secrets
 from service.security.secrets import SecretReference, SecretUnusable, load
@@ -187,7 +187,11 @@ def test_neither_log_lines_nor_tracebacks_nor_ends_show_a_secret(tmp_path: Path,
 
 def test_what_a_store_says_is_reported_without_secrets(tmp_path: Path) -> None:
     load(write(tmp_path))
-    said = without_secrets(FaultReport(what=Fault.STORE, step=3, message=f"{CONFIDENTIAL[1]} is not known"))
+    messages: list[Message] = []
+    reporter = SupervisorReporter(messages.append, 0)
+    reporter.report(FaultReport(what=Fault.STORE, step=3, message=f"{CONFIDENTIAL[1]} is not known"))
+    reporter.flush(60)
+    (said,) = (report for message in messages for _, report in message.reports)
     assert said == FaultReport(what=Fault.STORE, step=3, message="[redacted] is not known")
 
 

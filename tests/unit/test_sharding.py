@@ -21,9 +21,10 @@ from boost_core.architecture import (
     model_weights,
     reads_input,
 )
-from boost_core.config import JobSpec, Layout, ModelConfig, ParallelismConfig, TrainingConfig, load_job
+from boost_core.config import JobSpec, Layout, ModelConfig, ParallelismConfig, load_job
 from boost_core.config.job import layout_problems
 from boost_core.config.parallelism import cannot_send_latents, strategy_problems
+from boost_core.config.training import TrainingConfig
 from boost_core.convert.published_config import model_type
 from boost_core.plan.memory import Activations
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ def test_a_rank_trains_in_its_own_gang_though_the_next_is_joined_while_it_meets_
 
 
 def test_a_node_that_cannot_be_used_is_asked_again_a_while_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
+    now, node = 100.0, "a" * 56  # as long as Ray's IDs
 
     def wait(pending: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         nonlocal now
@@ -75,13 +76,15 @@ def test_a_node_that_cannot_be_used_is_asked_again_a_while_after_its_answer(monk
         return pending[:num_returns], []
 
     checks = nodes.NodeChecks.__new__(nodes.NodeChecks)
-    vars(checks).update(_checks={}, _head=HEAD, _ask=lambda node: f"answer of {node}")
+    asked = SimpleNamespace(remote=lambda *_: "answer")
+    head = HEAD | {"interpreter": "/python", "starter": "/starter"}
+    vars(checks).update(_checks={}, _head=head, _software=SimpleNamespace(options=lambda **_: asked))
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now)
     monkeypatch.setattr(nodes.ray, "wait", wait)
     monkeypatch.setattr(nodes.ray, "get", lambda _: HEAD | {"torch": None})
-    reasons = {"a": "has no torch, which Ray's head has"}
-    assert checks.unusable([{"NodeID": "a", "Resources": {"CPU": 1.0}}], wait_seconds=20.0) == reasons
-    assert vars(checks)["_checks"]["a"].again_at == 120.0 + nodes.AGAIN_SECONDS
+    reasons = {node: "has no torch, which Ray's head has"}
+    assert checks.unusable([{"NodeID": node, "Resources": {"CPU": 1.0}}], wait_seconds=20.0) == reasons
+    assert vars(checks)["_checks"][node].again_at == 120.0 + nodes.AGAIN_SECONDS
 
 
 HEAD: Software = {"boost": __version__, "python": "3.11", "torch": "2.13.0+cpu", "problem": None}

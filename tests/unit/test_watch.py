@@ -134,7 +134,7 @@ def test_the_shortest_notice_of_a_node_counts(notices: list[float | None], urgen
     nodes = NodeWatch()
     for second, at in enumerate(notices):
         nodes.see({"a"}, {"a": at}, 100.0 + second)
-    assert [nodes.urgent(["a"], now) for now in (urgent_at - 1, urgent_at)] == [False, True]
+    assert nodes.leaving == {"a": urgent_at}
 
 
 def test_restarts_are_counted_within_a_window() -> None:

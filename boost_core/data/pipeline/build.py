@@ -1,51 +1,324 @@
-"""Builds a corpus, from files to shards: finished work is kept, and the result is recorded."""
+"""Builds a corpus, from files to shards: finished work is kept, and the result is recorded.
+
+Each file becomes runs: its documents are read, filtered and tokenized, and sorted by the shuffle's key. A run is some
+64 MiB of tokens and a table with a row per document: its number and shuffle key, its part, its numbers of tokens and
+bytes of text, and the keys it shares with its duplicates. Each pair of shards is made from all runs. Axes: B bands.
+"""
 
 import hashlib
+import io
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import tokenizers
+from pydantic import Field
 
 from boost_core import __version__
-from boost_core.config.data_files import INDEX, Cursor, Part, Shard, SourceFile, TokenIndex, index_of, list_files
+from boost_core.config.base import Config
+from boost_core.config.data_files import INDEX, Cursor, Input, Part, Shard, SourceFile, TokenIndex, index_of, list_files
 from boost_core.config.storage import read_small
 from boost_core.config.training import BYTES, CorpusConfig
 from boost_core.config.user_files import MOST_TOKENIZER_BYTES
-from boost_core.data.pipeline.duplicates import ALGORITHM, Documents, not_the_first, together
-from boost_core.data.pipeline.engine import Engine
-from boost_core.data.pipeline.files import (
-    BUILDING,
-    EXACT_COLUMNS,
-    LINEAGE,
-    RECORD,
-    ROWS_AT_ONCE,
-    Counts,
-    FileRecord,
-    FileTask,
-    KeyColumns,
-    Lineage,
-    ShardPair,
-    ShardRecord,
-    TokenizerRecord,
-    prepare,
-    read_tables,
-)
-from boost_core.data.tokenize import TokenFolder
-from boost_core.data.tokenizers import Tokens, dtype_for, open_tokenizer
+from boost_core.data.documents import Document, QuarantineFile, Reading
+from boost_core.data.pipeline.duplicates import ALGORITHM, Documents, Keys, Ties, minhash_keys, not_the_first
+from boost_core.data.pipeline.filters import refusing
+from boost_core.data.tokenize import TokenFolder, part_of
+from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode, open_tokenizer
 
-# Writes one pair of shards: the documents in a range of the shuffle's keys, from all runs and in order.
+# The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
+
+LINEAGE = "lineage.json"
+BUILDING = "building"  # folder of intermediate files, needed until the shards are complete
+RECORD = BUILDING + "/file-{:05}.json"  # the record of a file
+
+
+class Counts(Config):
+    """Counts of what became of documents."""
+
+    read: int = Field(0, description="Documents read.")
+    bad: int = Field(0, description="Documents that could not be used; listed in quarantine-*.jsonl.")
+    filtered: dict[str, int] = Field({}, description="Documents dropped by filters, by measure.")
+    exact_duplicates: int = Field(0, description="Documents with the same words as an earlier one.")
+    near_duplicates: int = Field(0, description="Documents nearly equal to an earlier one.")
+    kept: int = Field(0, description="Documents in the shards.")
+    bytes: int = Field(0, description="UTF-8 bytes of the good documents read.")
+    tokens: int = Field(0, description="Tokens in the shards.")
+
+    def plus(self, other: "Counts") -> "Counts":
+        """The sum of both."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields if name != "filtered"}
+        filtered = Counter(self.filtered) + Counter(other.filtered)
+        return Counts(**added, filtered=dict(sorted(filtered.items())))
+
+
+class FileRecord(Config):
+    """A file whose tokens are all in runs: ``building/<digest>-<number>-<run>.bin``, each with a table ``.arrow``.
+
+    Attributes:
+        corpus: Digest of how its tokens were made.
+        number: Its index among the files.
+        input: What was read.
+        runs: Names of the runs, without suffix.
+        counts: Counts for its documents; duplicates are found later.
+    """
+
+    corpus: str
+    number: int
+    input: Input
+    runs: tuple[str, ...]
+    counts: Counts
+
+
+class ShardRecord(Config):
+    """A shard of one part."""
+
+    part: Part
+    name: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    sha256: str
+
+
+class ShardPair(Config):
+    """The shards filled from one range of the shuffle's keys.
+
+    Attributes:
+        inputs: Digest of everything they were made from.
+        shards: The shards.
+    """
+
+    inputs: str
+    shards: tuple[ShardRecord, ...]
+
+
+class TokenizerRecord(Config):
+    """The tokenizer that made the tokens."""
+
+    name: str = Field(description="Name as given.")
+    sha256: str = Field(description="SHA-256 of its tokenizer.json; empty for bytes.")
+    vocabulary: int
+    end_of_document: int
+
+
+class Lineage(Config):
+    """What a corpus was made from and how, as written to ``lineage.json`` next to its shards."""
+
+    format: int = 1
+    corpus: CorpusConfig = Field(description="The corpus as requested.")
+    tokenizer: TokenizerRecord
+    files: tuple[Input, ...] = Field(description="The files, with a digest of their documents.")
+    counts: Counts
+    shards: tuple[ShardRecord, ...]
+    versions: dict[str, str] = Field(description="Versions of software that may affect the result.")
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that is equal for the same tokenizer and tokens, wherever the documents are."""
+        digests = [self.tokenizer.sha256, *(shard.sha256 for shard in self.shards)]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
 
 _Array = npt.NDArray[Any]
+
+_RUN_BYTES = 64 << 20  # size of tokens at which a run is written
+_DOCUMENT_BYTES = 400  # memory per document besides its tokens
+
+_open_once = lru_cache(maxsize=1)(open_tokenizer)  # for all files of a process
+
+
+class FileTask(NamedTuple):
+    """A file to tokenize, and the destination.
+
+    Attributes:
+        corpus: How to tokenize it.
+        folder: Path or URL of the folder for the tokens.
+        tokenizer: ``bytes``, or the path or URL of the folder's copy of the tokenizer.
+        digest: Digest of how tokens are made, for the record.
+        number: The file's index among the files.
+        file: The file.
+    """
+
+    corpus: CorpusConfig
+    folder: str
+    tokenizer: str
+    digest: str
+    number: int
+    file: SourceFile
+
+
+@dataclass
+class _Run:
+    """A run to be written: the positions, tokens and duplicate keys of documents."""
+
+    places: list[int] = field(default_factory=list)
+    tokens: list[Tokens] = field(default_factory=list)
+    text_bytes: list[int] = field(default_factory=list)
+    exact: list[Keys] = field(default_factory=list)
+    bands: list[Keys] = field(default_factory=list)
+    size: int = 0
+
+
+def prepare(task: FileTask) -> FileRecord:
+    """Write the runs of a file, then its record; leftovers of an interrupted attempt are overwritten.
+
+    Raises:
+        ValueError: A document is bad, and bad ones are not skipped.
+        OSError: The file cannot be read, or the runs cannot be written.
+    """
+    folder, reading = TokenFolder(task.folder), Reading(task.file, task.corpus.source)
+    tokenizer = _open_once(task.tokenizer, task.corpus.end_of_document)
+    counts, runs, run = Counts(), list[str](), _Run()
+    with folder.quarantine(task.number) as quarantine:
+        first = 0
+        for batch in batches(reading):
+            counts = counts.plus(_add(run, batch, first, task.corpus, tokenizer, quarantine))
+            first = reading.count
+            if run.size >= _RUN_BYTES:
+                runs.append(_write(run, folder, task, len(runs)))
+                run = _Run()
+    if run.places:
+        runs.append(_write(run, folder, task, len(runs)))
+    source = reading.so_far(0, whole=True)
+    record = FileRecord(corpus=task.digest, number=task.number, input=source, runs=tuple(runs), counts=counts)
+    folder.write(RECORD.format(task.number), record.model_dump_json().encode())
+    return record
+
+
+def _add(
+    run: _Run, batch: Sequence[Document], first: int, corpus: CorpusConfig, tokenizer: Tokenizer,
+    quarantine: QuarantineFile,
+) -> Counts:  # fmt: skip
+    """Add a batch's documents to a run, except bad ones and those that a filter drops."""
+    filtered: Counter[str] = Counter()
+    chosen, places, texts = [], [], []
+    for place, document in enumerate(batch, start=first):
+        if not (document.content or document.problem):  # as of an empty file
+            continue
+        text = "" if document.problem else document.content.decode()
+        if not document.problem and (measure := refusing(text, corpus.filters)):
+            filtered[measure] += 1
+            continue
+        chosen.append(document)
+        places.append(place)
+        texts.append(text)
+    bad, remaining = 0, []
+    for place, text, (document, tokens) in zip(places, texts, encode(chosen, tokenizer), strict=True):
+        if document.problem:
+            if corpus.on_error == "fail":
+                raise ValueError(document.refusal())
+            quarantine.write(document)
+            bad += 1
+            continue
+        run.places.append(place)
+        run.tokens.append(tokens)
+        run.text_bytes.append(len(document.content))
+        run.size += tokens.nbytes + _DOCUMENT_BYTES
+        remaining.append(text)
+    if remaining and (corpus.exact_dedup or corpus.near_dedup):
+        words = [text.lower().split() for text in remaining]
+        if corpus.exact_dedup:
+            # A 64-bit hash of each document's words, [D]. Among a hundred million different documents, the probability
+            # of any collision is 3 in 10,000.
+            digests = [hashlib.blake2b(" ".join(each).encode(), digest_size=8).digest() for each in words]
+            run.exact.append(np.frombuffer(b"".join(digests), "<u8").astype(np.uint64))
+        if corpus.near_dedup:
+            run.bands.append(minhash_keys(words, corpus.near_dedup))
+    size = sum(len(document.content) for document in batch if not document.problem)
+    return Counts(read=len(chosen) + filtered.total(), bad=bad, filtered=dict(filtered), bytes=size)
+
+
+def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
+    # The digest keeps these files apart from any that another, just stopped build may still be writing.
+    name = f"{BUILDING}/{task.digest[:12]}-{task.number:05}-{number:03}"
+    seed = task.corpus.seed.to_bytes(8, "little")
+    positions = (f"{task.number}/{place}".encode() for place in run.places)
+    digests = (hashlib.blake2b(position, key=seed, digest_size=8).digest() for position in positions)
+    keys = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(run.places))
+    order = np.argsort(keys, kind="stable")
+    with folder.open(f"{name}.bin") as stream:
+        for place in order:
+            stream.write(run.tokens[place].astype(run.tokens[place].dtype.newbyteorder("<"), copy=False).tobytes())
+    fraction = task.corpus.validation_fraction
+    columns = {
+        # The lower bits of a document's number are its index in the file.
+        "document": (np.array(run.places, np.int64) | task.number << 32)[order],
+        "key": keys[order],
+        "validation": np.array([part_of(task.number, place, fraction) == "validation" for place in run.places])[order],
+        "tokens": np.array([len(tokens) for tokens in run.tokens], np.int64)[order],
+        "text_bytes": np.array(run.text_bytes, np.int64)[order],
+    }
+    if run.exact:
+        columns["exact"] = np.concatenate(run.exact)[order]
+    if run.bands:
+        columns |= {f"band_{band}": each[order] for band, each in enumerate(np.concatenate(run.bands).T)}
+    table, sink = pa.table(columns), io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    folder.write(f"{name}.arrow", sink.getvalue())
+    return name
+
+
+def read_tables(folder: TokenFolder, runs: Sequence[str], columns: Sequence[str]) -> Iterator[dict[str, _Array]]:
+    """Yield columns of each run's table."""
+    for content in folder.read_each([f"{run}.arrow" for run in runs]):
+        with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+            table = reader.read_all().select(list(columns))
+        yield {name: table[name].to_numpy() for name in columns}
+
+
+# Where the keys of documents are, by which duplicates are found (``duplicates``).
+
+EXACT_COLUMNS = ("exact",)  # documents with the same words share its key
+
+ROWS_AT_ONCE = 1 << 25  # keys per partition, of 16 bytes each with its document
+
+
+class KeyColumns(NamedTuple):
+    """Where to find keys.
+
+    Attributes:
+        folder: The folder of tokens.
+        runs: The runs whose tables have them.
+        documents: The number of documents of each run, or an upper bound.
+        names: The names of the key columns.
+        partitions: The number of partitions of the keys, each of which is searched separately.
+    """
+
+    folder: str
+    runs: tuple[str, ...]
+    documents: tuple[int, ...]
+    names: tuple[str, ...]
+    partitions: int
+
+
+def keys_of(columns: KeyColumns, runs: Sequence[str], partition: int | None = None) -> tuple[Keys, Documents]:
+    """All keys of some runs and their documents, or those in one partition: both [N]."""
+    keys, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for table in read_tables(TokenFolder(columns.folder), runs, ("document", *columns.names)):
+        of_run = np.concatenate([table[name].astype(np.uint64) for name in columns.names])
+        which = np.tile(table["document"].astype(np.int64), len(columns.names))
+        if partition is not None and columns.partitions > 1:
+            chosen = of_run % np.uint64(columns.partitions) == partition
+            of_run, which = of_run[chosen], which[chosen]
+        keys.append(of_run)
+        documents.append(which)
+    return np.concatenate(keys), np.concatenate(documents)
+
+
+# Writes one pair of shards: the documents in a range of the shuffle's keys, from all runs and in order.
 
 DROPPED = f"{BUILDING}/dropped.bin"
 _PAIR = BUILDING + "/shards-{:05}.json"  # the record of a pair of shards
@@ -54,8 +327,7 @@ _PARTS: tuple[Part, ...] = get_args(Part)
 _COLUMNS = ("document", "key", "validation", "text_bytes")
 
 
-@dataclass(frozen=True)
-class ShardTask:
+class ShardTask(NamedTuple):
     """A pair of shards to be written.
 
     Attributes:
@@ -119,13 +391,34 @@ def write_shards(task: ShardTask) -> ShardPair:
     return pair
 
 
+# The whole build.
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Engine(Protocol):
+    """Runs functions, possibly in parallel and elsewhere. Results do not depend on the engine."""
+
+    def map(self, work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int] | None = None) -> Iterator[R]:
+        """Yield a function's result for each item, in any order; the first error ends it.
+
+        Args:
+            work: The function.
+            items: What it is called with.
+            sizes: Bytes of each item, so that small ones may share a task; ``None``: all are large.
+        """
+
+    def ties(self, columns: KeyColumns) -> Iterator[Ties]:
+        """Yield the ties between all documents that share a key."""
+
+
 _TOKENIZER = "tokenizer.json"
 
 Stage = Literal["files", "duplicates", "shards", "done"]
 
 
-@dataclass(frozen=True)
-class BuildProgress:
+class BuildProgress(NamedTuple):
     """Progress of a build.
 
     Attributes:
@@ -227,12 +520,39 @@ class Build:
         records = self._prepare(folder)
         runs = tuple(run for record in records for run in record.runs)
         self._tell("duplicates", 0, 1)
-        exact = self._tied(records, runs, EXACT_COLUMNS if self.corpus.exact_dedup else ())
+        documents, tied = tuple(record.counts.read for record in records for _ in record.runs), list[Documents]()
         bands = self.corpus.near_dedup.bands if self.corpus.near_dedup else 0
-        near = self._tied(records, runs, tuple(f"band_{band}" for band in range(bands)))
-        folder.write(DROPPED, np.union1d(exact, near).astype("<i8").tobytes())
-        pairs = self._shards(folder, records, runs)
-        shards = tuple(shard for pair in pairs for shard in pair.shards)
+        of_exact = EXACT_COLUMNS if self.corpus.exact_dedup else ()
+        for names in (of_exact, tuple(f"band_{band}" for band in range(bands))):
+            partitions = max(1, -(-self._counts.read * len(names) // ROWS_AT_ONCE))  # each of which fits into memory
+            columns = KeyColumns(self.folder, runs, documents, names, partitions)
+            tied.append(not_the_first(self.engine.ties(columns)) if names else np.zeros(0, np.int64))
+        exact, near = tied
+        dropped, training_tokens = np.union1d(exact, near).astype("<i8"), 0
+        folder.write(DROPPED, dropped.tobytes())
+
+        for table in read_tables(folder, runs, ("document", "validation", "tokens")):
+            training = ~table["validation"].astype(bool) & ~np.isin(table["document"], dropped)
+            training_tokens += int(table["tokens"][training].sum())
+        of = max(1, -(-training_tokens // self.corpus.shard_tokens))
+        ingredients = [self._digest, dropped.tobytes().hex(), *(record.model_dump_json() for record in records)]
+        inputs = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
+        dtype = dtype_for(self._tokenizer.vocabulary).name
+        pairs, tasks, there = dict[str, ShardPair](), list[ShardTask](), folder.names_in(BUILDING)
+        for number in range(of):
+            name = _PAIR.format(number)
+            content = folder.read(name) if name in there else b""
+            pair = ShardPair.model_validate_json(content) if content else None
+            if pair is not None and pair.inputs == inputs:
+                pairs[pair.shards[0].name] = pair
+            else:
+                tasks.append(ShardTask(self.folder, number, of, runs, dtype, inputs))
+        self._tell("shards", len(pairs), of)
+        for pair in self.engine.map(write_shards, tasks):
+            pairs[pair.shards[0].name] = pair
+            self._tell("shards", len(pairs), of)
+        shards = tuple(shard for name in sorted(pairs) for shard in pairs[name].shards)
+
         self._counts = self._counts.model_copy(
             update={
                 "exact_duplicates": len(exact), "near_duplicates": len(np.setdiff1d(near, exact)),
@@ -256,10 +576,8 @@ class Build:
         """Tokenize all files into runs."""
         tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._content else BYTES
         records, of, digest, there = dict[int, FileRecord](), len(self._files), self._digest, folder.names_in(BUILDING)
-        tasks = {
-            number: FileTask(self.corpus, self.folder, tokenizer, digest, number, file)
-            for number, file in enumerate(self._files)
-        }
+        files = enumerate(self._files)
+        tasks = {number: FileTask(self.corpus, self.folder, tokenizer, digest, number, file) for number, file in files}
         recorded = [number for number in tasks if RECORD.format(number) in there]
         # Empty ones are of a machine that went down while it wrote.
         for content in filter(None, folder.read_each([RECORD.format(number) for number in recorded])):
@@ -294,38 +612,6 @@ class Build:
                 "documents, or set other bounds"
             )
         return [records[number] for number in range(of)]
-
-    def _tied(self, records: Sequence[FileRecord], runs: tuple[str, ...], names: tuple[str, ...]) -> Documents:
-        if not names:
-            return np.zeros(0, np.int64)
-        documents = tuple(record.counts.read for record in records for _ in record.runs)
-        partitions = max(1, -(-self._counts.read * len(names) // ROWS_AT_ONCE))  # each of which fits into memory
-        columns = KeyColumns(self.folder, runs, documents, names, partitions)
-        return not_the_first(together(self.engine.ties(columns)))
-
-    def _shards(self, folder: TokenFolder, records: Sequence[FileRecord], runs: tuple[str, ...]) -> list[ShardPair]:
-        dropped, training_tokens = folder.read(DROPPED), 0
-        for table in read_tables(folder, runs, ("document", "validation", "tokens")):
-            training = ~table["validation"].astype(bool) & ~np.isin(table["document"], np.frombuffer(dropped, "<i8"))
-            training_tokens += int(table["tokens"][training].sum())
-        of = max(1, -(-training_tokens // self.corpus.shard_tokens))
-        ingredients = [self._digest, dropped.hex(), *(record.model_dump_json() for record in records)]
-        inputs = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
-        dtype = dtype_for(self._tokenizer.vocabulary).name
-        pairs, tasks, there = dict[str, ShardPair](), list[ShardTask](), folder.names_in(BUILDING)
-        for number in range(of):
-            name = _PAIR.format(number)
-            content = folder.read(name) if name in there else b""
-            pair = ShardPair.model_validate_json(content) if content else None
-            if pair is not None and pair.inputs == inputs:
-                pairs[pair.shards[0].name] = pair
-            else:
-                tasks.append(ShardTask(self.folder, number, of, runs, dtype, inputs))
-        self._tell("shards", len(pairs), of)
-        for pair in self.engine.map(write_shards, tasks):
-            pairs[pair.shards[0].name] = pair
-            self._tell("shards", len(pairs), of)
-        return [pairs[name] for name in sorted(pairs)]
 
     def _tell(self, stage: Stage, done: int, of: int) -> None:
         seconds = time.monotonic() - self._began

@@ -6,7 +6,7 @@ Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3. Axes: D d
 a document that has it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -84,15 +84,11 @@ def ties(keys: Keys, documents: Documents) -> Ties:
     return Ties(documents[tied], firsts[tied])
 
 
-def together(parts: Iterator[Ties]) -> Ties:
-    """Concatenate ties."""
+def not_the_first(parts: Iterable[Ties]) -> Documents:
+    """The documents that are connected to an earlier one by any of the ties, in order."""
     pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *parts]
-    return Ties(np.concatenate([each.documents for each in pairs]), np.concatenate([each.firsts for each in pairs]))
-
-
-def not_the_first(ties: Ties) -> Documents:
-    """The documents that are connected to an earlier one, in order."""
-    members, places = np.unique(np.concatenate(ties), return_inverse=True)
+    ends = [each.documents for each in pairs] + [each.firsts for each in pairs]
+    members, places = np.unique(np.concatenate(ends), return_inverse=True)
     documents, firsts = np.split(places, 2)
     labels = np.arange(len(members))
     while True:

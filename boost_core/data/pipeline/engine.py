@@ -8,31 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from boost_core.data.pipeline.build import KeyColumns, keys_of
 from boost_core.data.pipeline.duplicates import Ties, ties
-from boost_core.data.pipeline.files import KeyColumns, keys_of
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_PARALLELISM = "TOKENIZERS_PARALLELISM"  # read by tokenizers at each call
-
-
-class Engine(Protocol):
-    """Runs functions, possibly in parallel and elsewhere. Results do not depend on the engine."""
-
-    def map(self, work: Callable[[T], R], items: Sequence[T], sizes: Sequence[int] | None = None) -> Iterator[R]:
-        """Yield a function's result for each item, in any order; the first error ends it.
-
-        Args:
-            work: The function.
-            items: What it is called with.
-            sizes: Bytes of each item, so that small ones may share a task; ``None``: all are large.
-        """
-
-    def ties(self, columns: KeyColumns) -> Iterator[Ties]:
-        """Yield the ties between all documents that share a key."""
 
 
 class LocalEngine:
@@ -90,4 +72,4 @@ def _end_with(pipe: Connection) -> None:
 
 def use_one_core() -> None:
     """Make this process tokenize on one core, because other workers use the others."""
-    os.environ[_PARALLELISM] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read by tokenizers at each call

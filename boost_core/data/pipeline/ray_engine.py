@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -16,9 +16,9 @@ import ray
 from ray.data import DataContext, ExecutionResources
 from ray.data.context import ShuffleStrategy
 
+from boost_core.data.pipeline.build import KeyColumns, keys_of
 from boost_core.data.pipeline.duplicates import Ties, ties
 from boost_core.data.pipeline.engine import use_one_core
-from boost_core.data.pipeline.files import KeyColumns, keys_of
 
 _CONNECT_SECONDS = 10.0
 _TASK_BYTES = 4 << 20  # of small items that share a task: about a second of tokenizing
@@ -91,7 +91,7 @@ class RayEngine:
         One partition of the keys is one task, which reads all runs. Several are shuffled, so that each run is read
         once; a shuffle of N blocks has N² parts, so the blocks are as large as Ray Data's may be.
         """
-        keys = _Keys(replace(columns, runs=(), documents=()), self._prepare_worker)  # rows name the runs
+        keys = _Keys(columns._replace(runs=(), documents=()), self._prepare_worker)  # rows name the runs
         if columns.partitions == 1:
             everything = self._tasks([{"group": _Group(columns.runs)}])
             batches = everything.map_batches(

@@ -5,12 +5,13 @@ a dashboard of all that.
 """
 
 from collections.abc import Callable
+from string import ascii_uppercase
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.source.cluster import checkpoints, fleet, nodes, scheduler
 from deploy.grafana.source.job import job, ranks
-from deploy.grafana.source.panels import encode
+from deploy.grafana.source.panels import Encoder
 
 _DASHBOARDS: dict[str, Callable[[], Dashboard]] = {
     "boost-fleet": fleet,
@@ -28,4 +29,12 @@ def build() -> dict[str, str]:
     Returns:
         File name → JSON. The same source gives the same text.
     """
-    return {f"{uid}.json": encode(make()) for uid, make in _DASHBOARDS.items()}
+    texts = {}
+    for uid, make in _DASHBOARDS.items():
+        board = make().build()
+        for number, panel in enumerate(board.panels or (), start=1):
+            panel.id_val = number
+            for letter, target in zip(ascii_uppercase, getattr(panel, "targets", None) or (), strict=False):
+                target.ref_id = letter
+        texts[f"{uid}.json"] = Encoder(indent=2, sort_keys=True).encode(board) + "\n"
+    return texts

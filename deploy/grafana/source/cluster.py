@@ -3,42 +3,12 @@
 They say whether the cluster is used, and used well, which jobs wait and why, what is saved of them, and what is wrong.
 """
 
-from grafana_foundation_sdk.builders import statetimeline, timeseries
+from grafana_foundation_sdk.builders import statetimeline
 from grafana_foundation_sdk.builders.dashboard import Dashboard, TextBoxVariable
 from grafana_foundation_sdk.models.dashboard import ValueMap, ValueMappingResult
 
 from deploy.grafana.source import panels
-from deploy.grafana.source.panels import (
-    EARLIER,
-    GPU_HOUR_PRICE,
-    JOBS,
-    NAMES,
-    OF_JOBS,
-    PROMETHEUS,
-    TENANTS,
-    TOOLTIP,
-    Column,
-    Need,
-    Query,
-    Row,
-    bars,
-    count,
-    counted,
-    frame,
-    goodput,
-    levels,
-    newest,
-    over_time,
-    quantiles,
-    rate,
-    share,
-    stacked,
-    stepped,
-    table,
-    time_series,
-    to_service,
-    total,
-)
+from deploy.grafana.source.panels import JOBS, NAMES, TENANTS, Column, Row, count, newest, rate, time_series, total
 
 _FIRING = 'ALERTS{alertname=~"Boost.*", alertstate="firing"}'
 _QUEUED = newest("boost_queue_jobs", 'state!="RUNNING"', "queue", "state")
@@ -52,239 +22,187 @@ _CARDS = f'{_NODES}, device!~"lo|veth.*|cali.*|cilium.*|docker.*|cni.*|flannel.*
 def fleet() -> Dashboard:
     """All jobs and the cluster at a glance."""
     labels = {"alertname": "Alert", "severity": "Severity", "job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
-    alerts = table(
-        "Firing",
-        "Firing alerts and what they are about; the runbook has a page for each.",
-        {**labels, "queue": "Queue", "rank": "Rank"},
-        [Column("", "none", f"max by ({', '.join(labels)}, queue, rank) ({_FIRING})")],
+    labels |= {"queue": "Queue", "rank": "Rank"}
+    firing = Column("", "none", f"max by ({', '.join(labels)}) ({_FIRING})")
+    says = "Firing alerts and what they are about; the runbook has a page for each."
+    gpus, free_gpus = (
+        newest("boost_cluster_resources", f'resource="GPU", condition="{condition}"') for condition in ("total", "free")
     )
+    speed = total(newest("boost_job_tokens_per_second", TENANTS, "job_id"))
+    failed = 'max(delta(boost_jobs{state="FAILED"}[$__range]))'
+    waited, draining = newest("boost_queue_oldest_wait_seconds"), newest("boost_cluster_nodes", 'condition="draining"')
+    restarts = total(f"max by (job_id, cause) (increase(boost_job_restarts_total{{{TENANTS}}}[$__range]))")
     now = [
-        count(
-            "GPUs",
-            "GPUs that the nodes have.",
-            "none",
-            newest("boost_cluster_resources", 'resource="GPU", condition="total"'),
-        ),
-        count(
-            "Free GPUs",
-            "GPUs that no gang holds.",
-            "none",
-            newest("boost_cluster_resources", 'resource="GPU", condition="free"'),
-        ),
-        count("Running jobs", "Jobs that have a gang.", "none", newest("boost_jobs", 'state="RUNNING"')),
-        count("Waiting jobs", "Jobs that are queued or waiting for resources.", "none", total(_QUEUED)),
-        count(
-            "Tokens",
-            "Tokens trained on per second, over all jobs.",
-            "si:tokens/s",
-            total(newest("boost_job_tokens_per_second", TENANTS, "job_id")),
-        ),
-        count(
-            "Goodput",
-            "Share of the jobs' time, without waiting, that went into new steps.",
-            "percentunit",
-            goodput(TENANTS),
-        )
+        count("GPUs", "GPUs that the nodes have.", gpus),
+        count("Free GPUs", "GPUs that no gang holds.", free_gpus),
+        count("Running jobs", "Jobs that have a gang.", newest("boost_jobs", 'state="RUNNING"')),
+        count("Waiting jobs", "Jobs that are queued or waiting for resources.", total(_QUEUED)),
+        count("Tokens", "Tokens trained on per second, over all jobs.", speed, "si:tokens/s"),
+        count("Goodput", "Share of the jobs' time, without waiting, that went into new steps.", panels.goodput(TENANTS))
+        .unit("percentunit")
         .no_value("–")
-        .thresholds(levels("red", (0.5, "yellow"), (0.7, "green"))),
-        count("Alerts", "Alerts that fire.", "none", f"count({_FIRING}) or vector(0)").thresholds(
-            levels("green", (1, "red"))
+        .levels("red", (0.5, "yellow"), (0.7, "green")),
+        count("Alerts", "Alerts that fire.", f"count({_FIRING}) or vector(0)").levels("green", (1, "red")),
+        count("Failed jobs", "Jobs that have failed within the selected time range.", failed)
+        .decimals(0)
+        .levels("text", (1, "yellow")),
+        count("Restarts", "How often jobs resumed after interruptions within the selected time range.", restarts)
+        .decimals(0)
+        .levels("text", (1, "yellow")),
+        count("Longest wait now", "Waiting time of the job that has waited longest.", waited, "s").levels(
+            "text", (3600, "yellow"), (86400, "red")
         ),
-        count(
-            "Failed jobs",
-            "Jobs that have failed within the selected time range.",
-            "none",
-            'max(delta(boost_jobs{state="FAILED"}[$__range]))',
-        )
-        .decimals(0)
-        .thresholds(levels("text", (1, "yellow"))),
-        count(
-            "Restarts",
-            "How often jobs resumed after interruptions within the selected time range.",
-            "none",
-            total(f"max by (job_id, cause) (increase(boost_job_restarts_total{{{TENANTS}}}[$__range]))"),
-        )
-        .decimals(0)
-        .thresholds(levels("text", (1, "yellow"))),
-        count(
-            "Longest wait now",
-            "Waiting time of the job that has waited longest.",
-            "s",
-            newest("boost_queue_oldest_wait_seconds"),
-        ).thresholds(levels("text", (3600, "yellow"), (86400, "red"))),
-        count(
-            "Draining nodes", "Nodes about to leave.", "none", newest("boost_cluster_nodes", 'condition="draining"')
-        ).thresholds(levels("text", (1, "yellow"))),
-        count(
-            "Replicas", "Processes of the API that Prometheus can reach.", "none", 'sum(up{job="boost-api"})'
-        ).thresholds(levels("red", (1, "text"))),
-        alerts.height(5).no_value(Need.ALERT),
+        count("Draining nodes", "Nodes about to leave.", draining).levels("text", (1, "yellow")),
+        count("Replicas", "Processes of the API that Prometheus can reach.", 'sum(up{job="boost-api"})').levels(
+            "red", (1, "text")
+        ),
+        panels.table("Firing", says, labels, [firing]).height(5).no_value(panels.Need.ALERT),
     ]
 
-    jobs = table(
-        "Jobs",
-        "Each job that has not ended.",
-        {**OF_JOBS, "state": "State", "queue": "Queue", "family": "Family"},
-        [
-            Column("", "none", _of_jobs("info", TENANTS, "state", "queue", "family")),
-            Column("Workers", "none", _of_jobs("workers", TENANTS)),
-            Column("Done", "percentunit", f"{_of_jobs('step', TENANTS)} / {_of_jobs('target_steps', TENANTS)}"),
-            Column("Loss", "suffix: nats", _of_jobs("loss_nats", TENANTS)),
-            Column("Speed", "si:tokens/s", _of_jobs("tokens_per_second", TENANTS)),
-            Column("Goodput", "percentunit", goodput(TENANTS, *NAMES)),
-            Column("Restarts", "none", total(_of_jobs("restarts_total", TENANTS, "cause"), *NAMES)),
-            Column("Last step", "s", f"time() - {_of_jobs('progress_timestamp_seconds', TENANTS)}"),
-        ],
+    columns = [
+        Column("", "none", _of_jobs("info", TENANTS, "state", "queue", "family")),
+        Column("Workers", "none", _of_jobs("workers", TENANTS)),
+        Column("Done", "percentunit", f"{_of_jobs('step', TENANTS)} / {_of_jobs('target_steps', TENANTS)}"),
+        Column("Loss", "suffix: nats", _of_jobs("loss_nats", TENANTS)),
+        Column("Speed", "si:tokens/s", _of_jobs("tokens_per_second", TENANTS)),
+        Column("Goodput", "percentunit", panels.goodput(TENANTS, *NAMES)),
+        Column("Restarts", "none", total(_of_jobs("restarts_total", TENANTS, "cause"), *NAMES)),
+        Column("Last step", "s", f"time() - {_of_jobs('progress_timestamp_seconds', TENANTS)}"),
+    ]
+    labels = {**panels.OF_JOBS, "state": "State", "queue": "Queue", "family": "Family"}
+    jobs = panels.table("Jobs", "Each job that has not ended.", labels, columns)
+    states = time_series("Jobs by state", "Number of jobs in each state, except those that have ended.").of(
+        newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state"), "{{state}}"
     )
-    states = time_series(
-        "Jobs by state", "Number of jobs in each state, except those that have ended.", "none",
-        Query(newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state"), "{{state}}"),
-    )  # fmt: skip
 
-    tokens = time_series(
-        "Tokens by job", "Tokens trained on per second, over all jobs.", "si:tokens/s",
-        Query(_of_jobs("tokens_per_second", TENANTS), "{{job_name}}"),
-    )  # fmt: skip
-    spent = bars(
-        "Where the time went", "How the time of all jobs that have not ended was spent.", "s",
-        Query(f"sort_desc({total(_of_jobs('goodput_seconds', TENANTS, 'kind'), 'kind')})", "{{kind}}"),
-    )  # fmt: skip
-    before = newest("boost_job_restarts_total", TENANTS, *NAMES, "cause", offset=EARLIER)
-    restarts = time_series(
-        "Restarts by cause", "How often jobs resumed after each kind of interruption.", "none",
-        Query(total(f"{_of_jobs('restarts_total', TENANTS, 'cause')} - {before}", "cause"), "{{cause}}"),
-    )  # fmt: skip
+    spent = total(_of_jobs("goodput_seconds", TENANTS, "kind"), "kind")
+    before = newest("boost_job_restarts_total", TENANTS, *NAMES, "cause", offset=panels.EARLIER)
+    training = [
+        time_series("Tokens by job", "Tokens trained on per second, over all jobs.", "si:tokens/s")
+        .of(_of_jobs("tokens_per_second", TENANTS), "{{job_name}}")
+        .stacked(),
+        panels.bars(
+            "Where the time went", "How the time of all jobs that have not ended was spent.", "s", spent, "{{kind}}"
+        ),
+        time_series("Restarts by cause", "How often jobs resumed after each kind of interruption.")
+        .of(total(f"{_of_jobs('restarts_total', TENANTS, 'cause')} - {before}", "cause"), "{{cause}}")
+        .counted(),
+    ]
 
-    gpus = time_series(
-        "GPUs by tenant", "GPUs that each tenant's gangs hold, and free GPUs.", "suffix: GPUs",
-        Query(newest("boost_tenant_gpus_held", TENANTS, "tenant"), "{{tenant}}"),
-        Query(newest("boost_cluster_resources", 'resource="GPU", condition="free"'), "free"),
-    )  # fmt: skip
-    cpus = time_series(
-        "CPUs", "CPUs of all nodes, and free CPUs.", "suffix: CPUs",
-        Query(newest("boost_cluster_resources", 'resource="CPU"', "condition"), "{{condition}}"),
-    )  # fmt: skip
-    machines = time_series(
-        "Nodes", "Nodes that stay, and nodes about to leave.", "none",
-        Query(newest("boost_cluster_nodes", "", "condition"), "{{condition}}"),
-    )  # fmt: skip
+    cluster = [
+        time_series("GPUs by tenant", "GPUs that each tenant's gangs hold, and free GPUs.", "suffix: GPUs")
+        .of(newest("boost_tenant_gpus_held", TENANTS, "tenant"), "{{tenant}}")
+        .of(free_gpus, "free")
+        .stacked(),
+        time_series("CPUs", "CPUs of all nodes, and free CPUs.", "suffix: CPUs")
+        .of(newest("boost_cluster_resources", 'resource="CPU"', "condition"), "{{condition}}")
+        .stepped(),
+        time_series("Nodes", "Nodes that stay, and nodes about to leave.")
+        .of(newest("boost_cluster_nodes", "", "condition"), "{{condition}}")
+        .stepped(),
+    ]
 
     # What the time that is looked at has cost, by tenant and by queue: GPU-hours, and their price.
     use = []
     for of in ("tenant", "queue"):
-        held = newest(f"boost_{of}_gpus_held", TENANTS if of == "tenant" else "", of)
+        held, legend = newest(f"boost_{of}_gpus_held", TENANTS if of == "tenant" else "", of), f"{{{{{of}}}}}"
         hours = f"sum_over_time({held}[$__range:1m]) / 60"  # a value a minute, and none where nobody looked
         says = f"GPU-hours that the gangs of each {of} have held within the selected time range."
-        use.append(bars(f"GPU-hours by {of}", says, "suffix: h", Query(f"sort_desc({hours})", f"{{{{{of}}}}}")))
+        use.append(panels.bars(f"GPU-hours by {of}", says, "suffix: h", hours, legend))
         says = f"Their cost at the price of a GPU-hour set at the top, in its currency, for each {of}."
-        cost = Query(f"sort_desc({hours} * $gpu_hour_price)", f"{{{{{of}}}}}")
-        use.append(bars(f"Cost by {of}", says, "none", cost).decimals(2))
+        use.append(panels.bars(f"Cost by {of}", says, "none", f"{hours} * $gpu_hour_price", legend).decimals(2))
 
-    requests = time_series(
-        "Requests", "Requests answered per second, by route.", "reqps",
-        Query(rate("boost_http_requests_total", "", "method", "route"), "{{method}} {{route}}"),
-    )  # fmt: skip
-    refused = time_series(
-        "Refused and failed", "Requests answered with an error per second.", "reqps",
-        Query(rate("boost_http_requests_total", 'status=~"[45].."', "status"), "{{status}}"),
-    )  # fmt: skip
-    duration = quantiles("Duration", "Duration of requests, without streams.", "boost_http_request_duration_seconds")
-    streams = time_series(
-        "Streams", "Open event streams of each replica.", "none",
-        Query("max by (instance) (boost_http_streams)", "{{instance}}"),
-    )  # fmt: skip
+    api = [
+        time_series("Requests", "Requests answered per second, by route.", "reqps").of(
+            rate("boost_http_requests_total", "", "method", "route"), "{{method}} {{route}}"
+        ),
+        time_series("Refused and failed", "Requests answered with an error per second.", "reqps").of(
+            rate("boost_http_requests_total", 'status=~"[45].."', "status"), "{{status}}"
+        ),
+        panels.quantiles("Duration", "Duration of requests, without streams.", "boost_http_request_duration_seconds"),
+        time_series("Streams", "Open event streams of each replica.")
+        .of("max by (instance) (boost_http_streams)", "{{instance}}")
+        .stepped(),
+    ]
 
     rows = [
         Row("Now", now),
-        Row("Jobs", [jobs, stepped(states), *_queues()]),
-        Row("Training", [stacked(tokens), spent, counted(restarts)]),
-        Row("Cluster", [stacked(gpus), stepped(cpus), stepped(machines)]),
-        Row("Use", [panel.span(6) for panel in use]),
-        Row("API", [panel.span(6) for panel in (requests, refused, duration, stepped(streams))]),
+        Row("Jobs", [jobs, states.stepped(), *_queues()]),
+        Row("Training", training),
+        Row("Cluster", cluster),
+        Row("Use", use, span=6),
+        Row("API", api, span=6),
     ]
-    board = frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows, ["tenant"])
+    board = panels.frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows, ["tenant"])
     # What a GPU costs in an hour, in whichever currency; the chart sets it.
-    price = TextBoxVariable(GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
-    return board.with_variable(price).annotation(panels.restarts(TENANTS)).link(to_service())
+    price = TextBoxVariable(panels.GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
+    return board.with_variable(price).annotation(panels.restarts(TENANTS)).link(panels.to_service())
 
 
 def _of_jobs(metric: str, where: str, *by: str) -> str:
     return newest(f"boost_job_{metric}", where, *NAMES, *by)
 
 
-def _queues() -> list[timeseries.Panel]:
+def _queues() -> list[panels.Lines]:
     """How many jobs of each queue wait, and for how long."""
-    waiting = time_series(
-        "Jobs that wait", "Jobs of each queue that are queued or waiting for resources.", "none",
-        Query(total(_QUEUED, "queue"), "{{queue}}"),
-    )  # fmt: skip
-    longest = time_series(
-        "Longest wait", "Waiting time of the job that has waited longest in each queue.", "s",
-        Query(newest("boost_queue_oldest_wait_seconds", "", "queue"), "{{queue}}"),
-    )  # fmt: skip
-    return [stepped(waiting), longest]
+    waiting = time_series("Jobs that wait", "Jobs of each queue that are queued or waiting for resources.")
+    longest = time_series("Longest wait", "Waiting time of the job that has waited longest in each queue.", "s")
+    return [
+        waiting.of(total(_QUEUED, "queue"), "{{queue}}").stepped(),
+        longest.of(newest("boost_queue_oldest_wait_seconds", "", "queue"), "{{queue}}"),
+    ]
 
 
 def scheduler() -> Dashboard:
     """The scheduler: whether it runs, how long its passes take, which jobs wait, and the use of limits."""
-    leaders = count(
-        "Schedulers", "Number of replicas that hold the lease: one, or none for some seconds when it changes hands.",
-        "none", "sum(boost_scheduler_leading)",
-    )  # fmt: skip
-    failing = count(
-        "Failed passes", "Passes that failed within the selected time range.", "none",
-        'sum(increase(boost_scheduler_passes_total{outcome="failed"}[$__range]))',
-    )  # fmt: skip
-    seen = count(
-        "Cluster seen", "Time since the scheduler last saw the cluster.", "s",
-        f"time() - {newest('boost_cluster_seen_timestamp_seconds')}",
-    )  # fmt: skip
+    says = "Number of replicas that hold the lease: one, or none for some seconds when it changes hands."
+    failed = 'sum(increase(boost_scheduler_passes_total{outcome="failed"}[$__range]))'
+    seen = f"time() - {newest('boost_cluster_seen_timestamp_seconds')}"
     # A band for each replica, whose colour says whether it schedules.
     words = {
         "0": ValueMappingResult("stands by", "semi-dark-blue"),
         "1": ValueMappingResult("schedules", "semi-dark-green"),
     }
     leading = statetimeline.Panel().title("Who schedules").description("Which replica holds the lease.")
-    leading = leading.datasource(PROMETHEUS).unit("none").mappings([ValueMap(words)]).tooltip(TOOLTIP)
-    leading = leading.targets(over_time([Query("max by (instance) (boost_scheduler_leading)", "{{instance}}")]))
-    duration = quantiles("Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds")
-    outcomes = time_series(
-        "Passes", "Passes per second, by outcome.", "suffix: passes/s",
-        Query(rate("boost_scheduler_passes_total", "", "outcome"), "{{outcome}}"),
-    )  # fmt: skip
+    leading = leading.datasource(panels.PROMETHEUS).unit("none").mappings([ValueMap(words)]).tooltip(panels.TOOLTIP)
+    leading = leading.with_target(panels.query("max by (instance) (boost_scheduler_leading)", "{{instance}}"))
+    duration = panels.quantiles(
+        "Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds"
+    )
+    outcomes = time_series("Passes", "Passes per second, by outcome.", "suffix: passes/s").of(
+        rate("boost_scheduler_passes_total", "", "outcome"), "{{outcome}}"
+    )
     passes = [
-        leaders.thresholds(levels("red", (1, "green"), (2, "red"))),
-        failing.decimals(0).thresholds(levels("text", (1, "yellow"), (10, "red"))),
-        seen.thresholds(levels("text", (30, "yellow"), (120, "red"))),
+        count("Schedulers", says, "sum(boost_scheduler_leading)").levels("red", (1, "green"), (2, "red")),
+        count("Failed passes", "Passes that failed within the selected time range.", failed)
+        .decimals(0)
+        .levels("text", (1, "yellow"), (10, "red")),
+        count("Cluster seen", "Time since the scheduler last saw the cluster.", seen, "s").levels(
+            "text", (30, "yellow"), (120, "red")
+        ),
         leading.height(4).span(12),
         duration.span(12),
         outcomes.span(12),
     ]
 
-    running = time_series(
-        "Jobs that run", "Jobs of each queue that have a gang.", "none",
-        Query(newest("boost_queue_jobs", 'state="RUNNING"', "queue"), "{{queue}}"),
-    )  # fmt: skip
-    jobs = table(
-        "Waiting jobs",
-        "Jobs that are queued or waiting for resources, and their waiting times.",
-        OF_JOBS,
-        [Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))],
+    running = time_series("Jobs that run", "Jobs of each queue that have a gang.").of(
+        newest("boost_queue_jobs", 'state="RUNNING"', "queue"), "{{queue}}"
     )
+    waits = Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))
+    says = "Jobs that are queued or waiting for resources, and their waiting times."
+    waiting = [*_queues(), running.stepped(), panels.table("Waiting jobs", says, panels.OF_JOBS, [waits])]
 
-    limits = []
-    for of in ("queue", "tenant"):
-        held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
-        panel = time_series(
-            f"By {of}", f"GPUs that the gangs of each {of} hold, and its limit, if any.", "suffix: GPUs",
-            Query(held, f"{{{{{of}}}}}"), Query(limit, f"{{{{{of}}}}} limit"),
-        )  # fmt: skip
-        limits.append(stepped(panel).span(12))
+    limits = [
+        time_series(f"By {of}", f"GPUs that the gangs of each {of} hold, and its limit, if any.", "suffix: GPUs")
+        .of(newest(f"boost_{of}_gpus_held", "", of), f"{{{{{of}}}}}")
+        .of(newest(f"boost_{of}_gpus_limit", "", of), f"{{{{{of}}}}} limit")
+        .stepped()
+        for of in ("queue", "tenant")
+    ]
 
     says = "Which replica schedules and how fast, which jobs wait, and how much of their limits queues and tenants use."
-    waiting = [*_queues(), stepped(running), jobs]
-    rows = [Row("Passes", passes), Row("Waiting", waiting), Row("GPUs held", limits)]
-    return frame("boost-scheduler", "Boost / Scheduler", says, rows).link(to_service())
+    rows = [Row("Passes", passes), Row("Waiting", waiting), Row("GPUs held", limits, span=12)]
+    return panels.frame("boost-scheduler", "Boost / Scheduler", says, rows).link(panels.to_service())
 
 
 def checkpoints() -> Dashboard:
@@ -293,23 +211,18 @@ def checkpoints() -> Dashboard:
     blocked = _of_jobs("checkpoint_seconds", JOBS)
     age = f"time() - {_of_jobs('checkpoint_timestamp_seconds', JOBS)}"
     at_risk = f"{_of_jobs('step', JOBS)} - {_of_jobs('checkpoint_step', JOBS)}"
-    newest_ones = table(
-        "Newest checkpoints",
-        "Each job's newest checkpoint.",
-        OF_JOBS,
-        [
-            Column("Step", "locale", _of_jobs("checkpoint_step", JOBS)),
-            Column("Age", "s", age),
-            Column("Steps since", "locale", at_risk),
-            Column("Size", "bytes", size),
-            Column("Held training", "s", blocked),
-            Column("Took to commit", "s", seconds),
-        ],
-    )
+    columns = [
+        Column("Step", "locale", _of_jobs("checkpoint_step", JOBS)),
+        Column("Age", "s", age),
+        Column("Steps since", "locale", at_risk),
+        Column("Size", "bytes", size),
+        Column("Held training", "s", blocked),
+        Column("Took to commit", "s", seconds),
+    ]
     safe = [
-        newest_ones,
+        panels.table("Newest checkpoints", "Each job's newest checkpoint.", panels.OF_JOBS, columns),
         _each_job("Age", "Time since each job's newest checkpoint was committed.", "s", age),
-        stepped(_each_job("Steps since", "Steps that are not in a checkpoint yet.", "locale", at_risk)),
+        _each_job("Steps since", "Steps that are not in a checkpoint yet.", "locale", at_risk).stepped(),
     ]
 
     whole = total(newest("boost_job_goodput_seconds", JOBS, *NAMES, "kind"), *NAMES)
@@ -317,100 +230,89 @@ def checkpoints() -> Dashboard:
     says = "Share of each job's time for which checkpoints and copies blocked it."
     cost = [
         _each_job("Held training", "How long the newest checkpoint blocked the step loop.", "s", blocked),
-        _each_job("Share of the job's time", says, "percentunit", share(spent, whole, *NAMES)),
+        _each_job("Share of the job's time", says, "percentunit", panels.share(spent, whole, *NAMES)),
     ]
 
     says = "From the time training continued until the newest checkpoint was committed."
-    speed = share(size, f"({seconds} > 0)", *NAMES)
+    speed = panels.share(size, f"({seconds} > 0)", *NAMES)
     faults = newest("boost_job_faults_total", f'{JOBS}, what="store"', *NAMES)
+    refused = _each_job("Store faults", "How often saving was abandoned or had to wait for the store.", "none", faults)
     store = [
         _each_job("Time to commit", says, "s", seconds),
         _each_job("Speed", "Size of the newest checkpoint divided by the time to commit it.", "binBps", speed),
-        stepped(_each_job("Size", "Size of the newest checkpoint.", "bytes", size)),
-        stepped(
-            _each_job("Store faults", "How often saving was abandoned or had to wait for the store.", "none", faults)
-        ),
+        _each_job("Size", "Size of the newest checkpoint.", "bytes", size).stepped(),
+        refused.stepped(),
     ]
 
     says = "How much of each job is saved, what saving costs, and whether the store accepts it."
     rows = [Row("What is safe", safe), Row("What saving costs", cost), Row("The store", store)]
-    board = frame("boost-checkpoints", "Boost / Checkpoints", says, rows, ["tenant", "job_name"])
-    return board.annotation(panels.restarts(JOBS)).link(to_service())
+    board = panels.frame("boost-checkpoints", "Boost / Checkpoints", says, rows, ["tenant", "job_name"])
+    return board.annotation(panels.restarts(JOBS)).link(panels.to_service())
 
 
-def _each_job(title: str, says: str, unit: str, expr: str) -> timeseries.Panel:
-    return time_series(title, says, unit, Query(expr, "{{job_name}} {{job_id}}")).span(12)
+def _each_job(title: str, says: str, unit: str, expr: str) -> panels.Lines:
+    return time_series(title, says, unit).of(expr, "{{job_name}} {{job_id}}").span(12)
 
 
 def nodes() -> Dashboard:
     """The cluster's machines, as other exporters see them: disks, networks, memory, the checkpoint volume."""
-    full = time_series(
-        "Disks", "Used share of each file system; Ray writes its logs and what does not fit into memory there.",
-        "percentunit",
-        Query(
-            f"1 - min by (instance, mountpoint) (node_filesystem_avail_bytes{{{_DISKS}}} "
-            f"/ node_filesystem_size_bytes{{{_DISKS}}})",
-            "{{instance}} {{mountpoint}}",
-        ),
-    )  # fmt: skip
-    busy = time_series(
-        "Disks at work", "Share of time in which a disk was busy.", "percentunit",
-        Query(
-            f"max by (instance, device) (rate(node_disk_io_time_seconds_total{{{_NODES}}}[$__rate_interval]))",
-            "{{instance}} {{device}}",
-        ),
-    )  # fmt: skip
     free, whole = (
         f"min by (persistentvolumeclaim) (kubelet_volume_stats_{what}_bytes)" for what in ("available", "capacity")
     )
-    left = time_series(
-        "Free on the checkpoint volume", "Free space of the volume that all nodes share; an object store has none.",
-        "bytes", Query(free, "{{persistentvolumeclaim}}"),
-    )  # fmt: skip
-    part = time_series(
-        "Free share of the checkpoint volume", "The same as a share of its size.", "percentunit",
-        Query(share(free, whole, "persistentvolumeclaim"), "{{persistentvolumeclaim}}"),
-    )  # fmt: skip
-    volumes = [panel.no_value(Need.KUBERNETES).span(6) for panel in (left, part.max(1))]
-    disks = [panel.no_value(Need.NODE).span(6).max(1) for panel in (full, busy)]
+    claim = "{{persistentvolumeclaim}}"
+    left = "Free space of the volume that all nodes share; an object store has none."
+    free_on_disk, size_of_disk = (f"node_filesystem_{what}_bytes{{{_DISKS}}}" for what in ("avail", "size"))
+    busy = f"max by (instance, device) (rate(node_disk_io_time_seconds_total{{{_NODES}}}[$__rate_interval]))"
+    used = "Used share of each file system; Ray writes its logs and what does not fit into memory there."
+    storage = [
+        time_series("Free on the checkpoint volume", left, "bytes", panels.Need.KUBERNETES).of(free, claim),
+        time_series("Free share of the checkpoint volume", "The same as a share of its size.", "percentunit")
+        .of(panels.share(free, whole, "persistentvolumeclaim"), claim)
+        .max(1)
+        .no_value(panels.Need.KUBERNETES),
+        time_series("Disks", used, "percentunit", panels.Need.NODE)
+        .of(f"1 - min by (instance, mountpoint) ({free_on_disk} / {size_of_disk})", "{{instance}} {{mountpoint}}")
+        .max(1),
+        time_series("Disks at work", "Share of time in which a disk was busy.", "percentunit", panels.Need.NODE)
+        .of(busy, "{{instance}} {{device}}")
+        .max(1),
+    ]
 
-    ports = ("instance", "device")
-    cards = time_series(
-        "Network", "Traffic of each network card; NCCL over sockets shows here.", "binBps",
-        Query(rate("node_network_receive_bytes_total", _CARDS, *ports), "{{instance}} {{device}} in"),
-        Query(rate("node_network_transmit_bytes_total", _CARDS, *ports), "{{instance}} {{device}} out"),
-    )  # fmt: skip
-    fabric = time_series(
-        "InfiniBand", "Traffic of each InfiniBand or RoCE port.", "binBps",
-        Query(rate("node_infiniband_port_data_received_bytes_total", _NODES, *ports), "{{instance}} {{device}} in"),
-        Query(rate("node_infiniband_port_data_transmitted_bytes_total", _NODES, *ports), "{{instance}} {{device}} out"),
-    )  # fmt: skip
+    ports, port = ("instance", "device"), "{{instance}} {{device}}"
+    networks = [
+        time_series(
+            "Network", "Traffic of each network card; NCCL over sockets shows here.", "binBps", panels.Need.NODE
+        )
+        .of(rate("node_network_receive_bytes_total", _CARDS, *ports), f"{port} in")
+        .of(rate("node_network_transmit_bytes_total", _CARDS, *ports), f"{port} out"),
+        time_series("InfiniBand", "Traffic of each InfiniBand or RoCE port.", "binBps", panels.Need.NODE)
+        .of(rate("node_infiniband_port_data_received_bytes_total", _NODES, *ports), f"{port} in")
+        .of(rate("node_infiniband_port_data_transmitted_bytes_total", _NODES, *ports), f"{port} out"),
+    ]
 
-    kernel = time_series(
-        "Out-of-memory kills", "Processes that each node's kernel has killed because memory ran out.", "none",
-        Query(f"max by (instance) (increase(node_vmstat_oom_kill{{{_NODES}}}[$__rate_interval]))", "{{instance}}"),
-    )  # fmt: skip
+    kills = f"max by (instance) (increase(node_vmstat_oom_kill{{{_NODES}}}[$__rate_interval]))"
     restarts = "max by (pod, container) (increase(kube_pod_container_status_restarts_total[$__rate_interval]))"
     reason = 'max by (pod, container) (kube_pod_container_status_last_terminated_reason{reason="OOMKilled"})'
-    pods = time_series(
-        "Containers over their limit", "Restarts of containers that were last killed because memory ran out.", "none",
-        Query(f"{restarts} * on (pod, container) group_left () {reason}", "{{pod}} {{container}}"),
-    )  # fmt: skip
-    objects = time_series(
-        "Ray's object store",
-        "Objects that Ray's nodes keep, by location: checkpoints in transit and copies of a gang's state.", "bytes",
-        Query("sum by (Location) (ray_object_store_memory)", "{{Location}}"),
-        Query('sum by (Name) (ray_resources{Name="object_store_memory"})', "all that there is of {{Name}}"),
-    )  # fmt: skip
+    says = "Objects that Ray's nodes keep, by location: checkpoints in transit and copies of a gang's state."
     memory = [
-        counted(kernel.no_value(Need.NODE)),
-        counted(pods.no_value(Need.KUBERNETES)),
-        stepped(objects.no_value(Need.RAY)),
+        time_series("Out-of-memory kills", "Processes that each node's kernel has killed because memory ran out.")
+        .of(kills, "{{instance}}")
+        .no_value(panels.Need.NODE)
+        .counted(),
+        time_series(
+            "Containers over their limit", "Restarts of containers that were last killed because memory ran out."
+        )
+        .of(f"{restarts} * on (pod, container) group_left () {reason}", "{{pod}} {{container}}")
+        .no_value(panels.Need.KUBERNETES)
+        .counted(),
+        time_series("Ray's object store", says, "bytes", panels.Need.RAY)
+        .of("sum by (Location) (ray_object_store_memory)", "{{Location}}")
+        .of('sum by (Name) (ray_resources{Name="object_store_memory"})', "all that there is of {{Name}}")
+        .stepped(),
     ]
 
     says = "Disks, networks and memory of the nodes, and the checkpoint volume."
-    networks = [panel.no_value(Need.NODE).span(12) for panel in (cards, fabric)]
-    rows = [Row("Storage", [*volumes, *disks]), Row("Networks", networks), Row("Memory", memory)]
+    rows = [Row("Storage", storage, span=6), Row("Networks", networks, span=12), Row("Memory", memory)]
     # Some machines or all, as Prometheus calls node_exporter's targets.
     instances = TextBoxVariable("instance").label("Nodes (regular expression)").default_value(".*")
-    return frame("boost-nodes", "Boost / Nodes", says, rows).with_variable(instances).link(to_service())
+    return panels.frame("boost-nodes", "Boost / Nodes", says, rows).with_variable(instances).link(panels.to_service())

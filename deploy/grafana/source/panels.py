@@ -5,7 +5,8 @@ A panel has a title, one sentence that says what it shows, and a unit. What else
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from string import ascii_uppercase
+from typing import Any, NamedTuple, Self, cast
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders import table as tables
@@ -14,24 +15,9 @@ from grafana_foundation_sdk.builders.dashboard import ConstantVariable, Datasour
 from grafana_foundation_sdk.builders.dashboard import DashboardLink as Link
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common as looks
+from grafana_foundation_sdk.models import dashboard as schema
 from grafana_foundation_sdk.models.common import DataSourceRef, SortOrder, TooltipDisplayMode
-from grafana_foundation_sdk.models.dashboard import (
-    AnnotationQuery,
-    DashboardCursorSync,
-    DashboardLink,
-    DashboardLinkType,
-    DataTransformerConfig,
-    DynamicConfigValue,
-    FieldColorModeId,
-    Panel,
-    Threshold,
-    ThresholdsMode,
-    VariableOption,
-    VariableRefresh,
-    VariableSort,
-)
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
 # PromQL that all dashboards share. Several replicas of the API may be scraped, and each shows the same series of a job,
@@ -46,17 +32,18 @@ EARLIER = " offset $__interval"  # as of one point of the graph before
 
 def newest(metric: str, where: str = "", *by: str, offset: str = "") -> str:
     """A gauge of the record, once for each value of ``by`` however many replicas show it; with ``EARLIER`` before."""
-    return f"max{_by(by)}({f'{metric}{{{where}}}' if where else metric}{offset})"
+    return total(f"{metric}{{{where}}}{offset}" if where else f"{metric}{offset}", *by, function="max")
 
 
 def rate(metric: str, where: str = "", *by: str) -> str:
     """A counter's increase a second, summed over all processes but for ``by``."""
-    return f"sum{_by(by)}(rate({f'{metric}{{{where}}}' if where else metric}[$__rate_interval]))"
+    return total(f"rate({f'{metric}{{{where}}}' if where else metric}[$__rate_interval])", *by)
 
 
-def total(expr: str, *by: str) -> str:
-    """The sum of an expression's series but for ``by``."""
-    return f"sum{_by(by)}({expr})"
+def total(expr: str, *by: str, function: str = "sum") -> str:
+    """The sum of an expression's series but for ``by``, or what another of PromQL's functions makes of them."""
+    labels = f" by ({', '.join(by)}) " if by else " "
+    return f"{function}{labels}({expr})"
 
 
 def goodput(where: str, *by: str) -> str:
@@ -76,10 +63,6 @@ def a_step(metric: str, where: str = JOB, *by: str) -> str:
     return share(rate(metric, where, *by), rate("boost_rank_steps_total", JOB))
 
 
-def _by(labels: tuple[str, ...]) -> str:
-    return f" by ({', '.join(labels)}) " if labels else " "
-
-
 # Where all panels read from: whichever Prometheus is chosen at the top of the dashboard.
 
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -89,7 +72,7 @@ WIDTH = 24  # of Grafana's grid
 
 
 class Need(StrEnum):
-    """What a panel cannot show anything without, said in its place: ``panel.no_value(Need.GPU)``."""
+    """What a panel cannot show anything without, said in its place."""
 
     GPU = "No NVIDIA GPU here"
     DCGM = "No GPU of this job in Prometheus from NVIDIA's DCGM exporter"
@@ -102,27 +85,15 @@ class Need(StrEnum):
     HALF_AN_HOUR = "The job has not run for half an hour yet"
 
 
-class Query(NamedTuple):
+def query(expr: str, legend: str = "") -> prometheus.Dataquery:
     """PromQL, and what its series are called: text with ``{{label}}``."""
-
-    expr: str
-    legend: str = ""
-
-
-def target(query: Query, place: int) -> prometheus.Dataquery:
-    """A panel's query; the first ``place`` is 0."""
-    result = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).datasource(PROMETHEUS)
-    return result.editor_mode(QueryEditorMode.CODE).ref_id(chr(ord("A") + place))
-
-
-def over_time(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
-    """How they were over the time that is looked at."""
-    return [target(query, place) for place, query in enumerate(queries)]
+    result = prometheus.Dataquery().expr(expr).legend_format(legend).datasource(PROMETHEUS)
+    return result.editor_mode(QueryEditorMode.CODE)
 
 
 # Parts of panels that nothing changes: colours that a series keeps when others come and go, all series at the place of
 # the pointer with the largest first, and the newest value.
-_BY_NAME = dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
+_BY_NAME = dashboard.FieldColor().mode(schema.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
 TOOLTIP = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
 _NEWEST = common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 
@@ -133,42 +104,44 @@ _NEWEST = common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 _GAP = 300_000
 
 
-def time_series(title: str, says: str, unit: str, *queries: Query) -> timeseries.Panel:
-    """Lines over time, from zero up."""
-    return curves(title, says, unit, *queries).min(0)
+class Lines(timeseries.Panel):
+    """Lines over time: those of each query that is added, drawn as lines unless set otherwise."""
+
+    def of(self, expr: str, legend: str = "") -> Self:
+        """Add a query's series, called by the ``legend``: text with ``{{label}}``."""
+        return self.with_target(query(expr, legend))
+
+    def stacked(self) -> Self:
+        """Draw areas that add up."""
+        return self.fill_opacity(40).stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL))
+
+    def stepped(self) -> Self:
+        """Draw lines of whole numbers that jump."""
+        return self.fill_opacity(0).line_width(2).line_interpolation(looks.LineInterpolation.STEP_AFTER)
+
+    def counted(self) -> Self:
+        """Draw bars of how many there were between a point and the one before."""
+        return self.stacked().draw_style(looks.GraphDrawStyle.BARS)
 
 
-def curves(title: str, says: str, unit: str, *queries: Query) -> timeseries.Panel:
-    """Lines over time on an axis that fits them."""
-    panel = timeseries.Panel().title(title).description(says).datasource(PROMETHEUS)
-    panel = panel.unit(unit).height(8).span(8)
+def time_series(title: str, says: str, unit: str = "none", need: Need | None = None, from_zero: bool = True) -> Lines:
+    """Lines over time, from zero up, or on an axis that fits them."""
+    panel = Lines().title(title).description(says).datasource(PROMETHEUS).unit(unit).height(8).span(8)
     panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.AUTO).span_nulls(_GAP)
     legend = common.VizLegendOptions().show_legend(True).display_mode(looks.LegendDisplayMode.LIST)
     legend = legend.placement(looks.LegendPlacement.BOTTOM)
     panel = panel.color_scheme(_BY_NAME).legend(legend).tooltip(TOOLTIP)
-    return panel.targets(over_time(queries))
+    if from_zero:
+        panel = panel.min(0)
+    return panel if need is None else panel.no_value(need)
 
 
-def quantiles(title: str, says: str, histogram: str) -> timeseries.Panel:
+def quantiles(title: str, says: str, histogram: str) -> Lines:
     """What half, nine of ten and 99 of 100 of a histogram's observations do not exceed, in seconds."""
-    shares, buckets = {"half": 0.5, "90 %": 0.9, "99 %": 0.99}, rate(f"{histogram}_bucket", "", "le")
-    queries = (Query(f"histogram_quantile({below}, {buckets})", name) for name, below in shares.items())
-    return time_series(title, says, "s", *queries)
-
-
-def stacked(panel: timeseries.Panel) -> timeseries.Panel:
-    """Areas that add up."""
-    return panel.fill_opacity(40).stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL))
-
-
-def stepped(panel: timeseries.Panel) -> timeseries.Panel:
-    """Lines of whole numbers that jump."""
-    return panel.fill_opacity(0).line_width(2).line_interpolation(looks.LineInterpolation.STEP_AFTER)
-
-
-def counted(panel: timeseries.Panel) -> timeseries.Panel:
-    """Bars of how many there were between a point and the one before."""
-    return stacked(panel).draw_style(looks.GraphDrawStyle.BARS)
+    panel, buckets = time_series(title, says, "s"), rate(f"{histogram}_bucket", "", "le")
+    for legend, below in {"half": 0.5, "90 %": 0.9, "99 %": 0.99}.items():
+        panel.of(f"histogram_quantile({below}, {buckets})", legend)
+    return panel
 
 
 # Tables: a row for each combination of labels, a column for each label and each query.
@@ -198,59 +171,60 @@ def table(title: str, says: str, labels: Mapping[str, str], columns: Sequence[Co
     """
     panel = tables.Panel().title(title).description(says).datasource(PROMETHEUS).height(9).span(WIDTH)
     # What Grafana calls the values of the queries.
-    fields = ["Value"] if len(columns) == 1 else [f"Value #{chr(ord('A') + place)}" for place in range(len(columns))]
-    for place, column in enumerate(columns):
-        panel = panel.with_target(target(Query(column.expr), place).instant().format(PromQueryFormat.TABLE))
+    fields = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in ascii_uppercase[: len(columns)]]
+    for column in columns:
+        panel = panel.with_target(query(column.expr).instant().format(PromQueryFormat.TABLE))
     hidden = [field for field, column in zip(fields, columns, strict=True) if not column.heading]
     arranged = {
         "excludeByName": dict.fromkeys(["Time", *hidden], True),
         "indexByName": {field: place for place, field in enumerate([*labels, *fields])},
         "renameByName": {},
     }
-    panel = panel.transformations(
-        [DataTransformerConfig("merge", options={}), DataTransformerConfig("organize", options=arranged)]
-    )
+    merge = schema.DataTransformerConfig("merge", options={})
+    panel = panel.transformations([merge, schema.DataTransformerConfig("organize", options=arranged)])
     for label, heading in labels.items():
-        options = [DynamicConfigValue("displayName", heading)]
+        options = [schema.DynamicConfigValue("displayName", heading)]
         if label == "job_name":
-            options.append(DynamicConfigValue("links", [{"title": "Look at this job", "url": _TO_JOB}]))
+            options.append(schema.DynamicConfigValue("links", [{"title": "Look at this job", "url": _TO_JOB}]))
         panel = panel.override_by_name(label, options)
     for field, column in zip(fields, columns, strict=True):
         shown = {"displayName": column.heading, "unit": column.unit}
-        panel = panel.override_by_name(field, [DynamicConfigValue(*option) for option in shown.items()])
+        panel = panel.override_by_name(field, [schema.DynamicConfigValue(*option) for option in shown.items()])
     return panel
 
 
 # Single values in large, and bars.
 
 
-def number(title: str, says: str, unit: str, expr: str, legend: str = "") -> stat.Panel:
+class Number(stat.Panel):
+    """A value in large."""
+
+    def levels(self, lowest: str, *steps: tuple[float, str]) -> Self:
+        """Set the value's colour: ``lowest`` below all ``steps``, and from each step on its own."""
+        thresholds = [schema.Threshold(None, lowest), *(schema.Threshold(value, colour) for value, colour in steps)]
+        return self.thresholds(dashboard.ThresholdsConfig().mode(schema.ThresholdsMode.ABSOLUTE).steps(thresholds))
+
+
+def number(title: str, says: str, expr: str, unit: str = "none") -> Number:
     """The newest value in large, with its course behind it."""
-    panel = stat.Panel().title(title).description(says).datasource(PROMETHEUS)
+    panel = Number().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).height(4).span(4).color_mode(looks.BigValueColorMode.VALUE)
     panel = panel.graph_mode(looks.BigValueGraphMode.AREA).reduce_options(_NEWEST)
-    return panel.thresholds(levels("text")).targets(over_time([Query(expr, legend)]))
+    return panel.levels("text").targets([query(expr)])
 
 
-def count(title: str, says: str, unit: str, expr: str, legend: str = "") -> stat.Panel:
+def count(title: str, says: str, expr: str, unit: str = "none", legend: str = "") -> Number:
     """The value of this moment in large; 0 where there is no series, because nothing is there to be counted."""
-    panel = number(title, says, unit, expr).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
-    return panel.targets([target(Query(expr, legend), 0).instant()])
+    panel = number(title, says, expr, unit).graph_mode(looks.BigValueGraphMode.NONE).no_value("0")
+    return panel.targets([query(expr, legend).instant()])
 
 
-def bars(title: str, says: str, unit: str, *queries: Query) -> bargauge.Panel:
-    """A bar for each series, of this moment."""
+def bars(title: str, says: str, unit: str, expr: str, legend: str) -> bargauge.Panel:
+    """A bar for each series, of this moment, the longest first."""
     panel = bargauge.Panel().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).min(0).height(8).span(8).color_scheme(_BY_NAME)
     panel = panel.display_mode(looks.BarGaugeDisplayMode.BASIC).orientation(looks.VizOrientation.HORIZONTAL)
-    targets = [target(query, place).instant() for place, query in enumerate(queries)]
-    return panel.reduce_options(_NEWEST).targets(list(targets))
-
-
-def levels(lowest: str, *steps: tuple[float, str]) -> dashboard.ThresholdsConfig:
-    """Colours of values: ``lowest`` below all ``steps``, and from each step on its own."""
-    thresholds = [Threshold(None, lowest), *(Threshold(value, colour) for value, colour in steps)]
-    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(thresholds)
+    return panel.reduce_options(_NEWEST).with_target(query(f"sort_desc({expr})", legend).instant())
 
 
 # What is chosen at the top of a dashboard, and filled into its queries and links.
@@ -258,7 +232,7 @@ def levels(lowest: str, *steps: tuple[float, str]) -> dashboard.ThresholdsConfig
 SERVICE_URL = "http://localhost:8900"  # where people reach the service's page; the chart sets it
 GPU_HOUR_PRICE = "gpu_hour_price"
 
-_ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
+_ALL = schema.VariableOption(selected=True, text=["All"], value=["$__all"])
 # Some tenants or all, some jobs by name or all, and one job; several jobs may have one name.
 _VARIABLES = {
     "tenant": ("Tenant", "label_values(boost_job_info, tenant)"),
@@ -274,31 +248,39 @@ _REFRESH = "15s"  # as often as the shipped Prometheus scrapes; the chart says h
 
 
 class Row(NamedTuple):
-    """Panels under a heading. They fill lines from the left; the next begins where their spans reach the full width."""
+    """Panels under a heading. They fill lines from the left; the next begins where their spans reach the full width.
+
+    Attributes:
+        title: The heading.
+        panels: The panels.
+        span: The width of each; ``None``: its own.
+    """
 
     title: str
-    panels: Sequence[Builder[Panel]]
+    panels: Sequence[Builder[schema.Panel]]
+    span: int | None = None
 
 
 def frame(uid: str, title: str, says: str, rows: Sequence[Row], variables: Sequence[str] = ()) -> dashboard.Dashboard:
     """A dashboard with its rows and these variables, to which others, marks and links are still to be added."""
     board = dashboard.Dashboard(title).uid(uid).description(says).tags([_TAG]).timezone("browser")
-    board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(DashboardCursorSync.CROSSHAIR).editable()
+    board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(schema.DashboardCursorSync.CROSSHAIR).editable()
     service_url = ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
     board = board.variables([DatasourceVariable("datasource").label("Prometheus").type("prometheus"), service_url])
-    menu = Link("Dashboards").type(DashboardLinkType.DASHBOARDS).tags([_TAG])
+    menu = Link("Dashboards").type(schema.DashboardLinkType.DASHBOARDS).tags([_TAG])
     board = board.link(menu.as_dropdown(True).include_vars(True).keep_time(True))
     for name in variables:
         label, query = _VARIABLES[name]
         variable = QueryVariable(name).label(label).datasource(PROMETHEUS).query(query)
-        variable = variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+        variable = variable.refresh(schema.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        variable = variable.sort(schema.VariableSort.ALPHABETICAL_ASC)
         if name != "job_id":
             variable = variable.multi(True).include_all(True).all_value(".*").current(_ALL)
         board = board.with_variable(variable)
     for row in rows:
         board = board.with_row(dashboard.Row(row.title))
         for panel in row.panels:
-            board = board.with_panel(panel)
+            board = board.with_panel(panel if row.span is None else cast(Any, panel).span(row.span))
     return board
 
 
@@ -308,43 +290,18 @@ class Encoder(JSONEncoder):
     def default(self, obj: Any) -> Any:
         """What JSON knows no way to write."""
         plain = super().default(obj)
-        if isinstance(obj, DashboardLink | AnnotationQuery):
+        if isinstance(obj, schema.DashboardLink | schema.AnnotationQuery):
             del plain["placement"]
         return plain
 
 
-def encode(board: dashboard.Dashboard) -> str:
-    """A dashboard as Grafana imports it; the same text for the same source."""
-    built = board.build()
-    for number, panel in enumerate(built.panels or (), start=1):
-        panel.id_val = number
-    return Encoder(indent=2, sort_keys=True).encode(built) + "\n"
-
-
-# Ways from one dashboard to another, and to the service's own page of a job.
-
-
 def to_service(path: str = "/") -> Link:
     """A page of the service; ``path`` may name variables."""
-    link = Link("Open in Boost").type(DashboardLinkType.LINK).icon("external link")
+    link = Link("Open in Boost").type(schema.DashboardLinkType.LINK).icon("external link")
     return link.url(f"${{service_url}}{path}").target_blank(True)
 
 
-def to_dashboard(title: str, uid: str) -> Link:
-    """Another dashboard of the same job and time."""
-    link = Link(title).type(DashboardLinkType.LINK).icon("dashboard").url(f"/d/{uid}")
-    return link.include_vars(True).keep_time(True)
-
-
 # Marks in all graphs of a dashboard: when a job was restarted, and when its gang changed its layout.
-
-_LAYOUT = {
-    "boost_job_workers": "workers",
-    "boost_job_tensor_parallel_size": "tensor parallel",
-    "boost_job_pipeline_parallel_size": "pipeline parallel",
-    "boost_job_context_parallel_size": "context parallel",
-    "boost_job_data_parallel_size": "data parallel",
-}
 
 
 def restarts(where: str) -> Marks:
@@ -352,19 +309,10 @@ def restarts(where: str) -> Marks:
     labels = ("boost_job_restarts_total", where, "job_name", "cause")
     now, before = newest(*labels), newest(*labels, offset=EARLIER)
     # A job's first restart for a cause may make the series: what was not there is taken for 0.
-    return _marks("Restarts", "semi-dark-red", f"{now} > ({before} or 0 * {now})", "{{job_name}} restarted: {{cause}}")
+    return marks("Restarts", "semi-dark-red", f"{now} > ({before} or 0 * {now})", "{{job_name}} restarted: {{cause}}")
 
 
-def layouts(where: str) -> Marks:
-    """One mark a change of a job's workers or of an axis of its layout, with the new size."""
-    changes = []
-    for metric, axis in _LAYOUT.items():
-        changed = f"{newest(metric, where, 'job_name')} != {newest(metric, where, 'job_name', offset=EARLIER)}"
-        counted = f'count_values by (job_name) ("size", {changed})'
-        changes.append(f'label_replace({counted}, "axis", "{axis}", "", "")')
-    return _marks("Layout", "semi-dark-blue", " or ".join(changes), "{{job_name}}: {{axis}} {{size}}")
-
-
-def _marks(name: str, colour: str, expr: str, text: str) -> Marks:
-    marks = Marks().name(name).datasource(PROMETHEUS).enable(True).icon_color(colour)
-    return marks.expr(expr).step("15s").title_format(text)
+def marks(name: str, colour: str, expr: str, text: str) -> Marks:
+    """A mark wherever an expression has a value, with a text that may name its labels."""
+    mark = Marks().name(name).datasource(PROMETHEUS).enable(True).icon_color(colour)
+    return mark.expr(expr).step("15s").title_format(text)

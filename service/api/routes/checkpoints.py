@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, TypeVar
 
@@ -12,7 +11,6 @@ from fastapi import APIRouter, Path
 from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
 from boost_core.config.storage import giving_up_soon
-from service.api.admission import storage_options
 from service.api.auth import Submitter
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import (
@@ -45,9 +43,9 @@ async def at_store(job: JobRecord, context: Context, look: Callable[[CheckpointF
 
     def look_there() -> T:
         with _reaching(job):
-            options = giving_up_soon(storage_options(job.spec, context, job.tenant))
+            options = context.settings.access(job.tenant, job.spec.credentials).storage_options()
             deadline = time.monotonic() + context.settings.store_seconds
-            folder = CheckpointFolder(job.checkpoint_url, options, deadline)
+            folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(options), deadline)
         return look(folder)
 
     what = f"the store of the checkpoints of job {job.id}, {job.checkpoint_url},"
@@ -103,7 +101,7 @@ async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     def look(folder: CheckpointFolder) -> CheckpointList:
         with _reaching(job):
             pinned, committed = folder.pinned(), list(folder.checkpoints())
-        shown = (replace(each, damage=redact(each.damage)) for each in committed)
+        shown = (each._replace(damage=redact(each.damage)) for each in committed)
         return CheckpointList.of(folder, shown, pinned)
 
     return await at_store(job, context, look)

@@ -20,19 +20,8 @@ from service.api.errors import BODY_REFUSED, CONFLICT, GUARDED, NOT_FOUND, NotRe
 from service.api.requests import StrictRoute
 from service.jobs.model import NODES
 from service.jobs.outlook import cpus_without_rank
+from service.models import cluster as models
 from service.models.access import Scope, Tenant, TenantList, TenantName
-from service.models.cluster import (
-    Node,
-    NodeDataset,
-    NodeJob,
-    NodeList,
-    ProfileList,
-    Queue,
-    QueueList,
-    QueueName,
-    StoredProfile,
-    TargetGroup,
-)
 from service.models.jobs import QueueSettings, TenantSettings
 from service.telemetry.exporter import ServiceCollector, TenantCollector, exposition, targets
 
@@ -40,55 +29,55 @@ router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=GUARDED)
 
 
 @router.get("")
-def list_nodes(who: Reader, context: ContextDep) -> NodeList:
+def list_nodes(who: Reader, context: ContextDep) -> models.NodeList:
     """List the nodes as the scheduler last saw them, and the jobs on them."""
     seen = context.store.snapshot(NODES)
     if seen is None:
-        return NodeList(seen_at=None, nodes=[])
+        return models.NodeList(seen_at=None, nodes=[])
     time, nodes = seen
     running = [job for job in context.store.active() if job.has_workers and job.shape]
     build = context.datasets.building()
-    shown: list[Node] = []
+    shown: list[models.Node] = []
     for node in nodes:
-        jobs, other_ranks, dataset = list[NodeJob](), 0, None
+        jobs, other_ranks, dataset = list[models.NodeJob](), 0, None
         for job in running:
             ranks = Counter(job.shape.nodes if job.shape else ())[node["node_id"]]
             if ranks and (job.tenant == who.tenant or who.may(Scope.ADMIN)):
-                jobs.append(NodeJob(id=job.id, name=job.name, ranks=ranks))
+                jobs.append(models.NodeJob(id=job.id, name=job.name, ranks=ranks))
             else:
                 other_ranks += ranks
         if build is not None and build.progress is not None:
             free_of_ranks = cpus_without_rank(node["node_id"], node["total"], node["free"], running)
             if (cpus := min(build.progress.cpus, free_of_ranks)) > 0:
                 is_shown = build.tenant == who.tenant or who.may(Scope.ADMIN)
-                dataset = NodeDataset(name=build.name if is_shown else None, cpus=cpus)
-        shown.append(Node(**node, jobs=jobs, other_ranks=other_ranks, dataset=dataset))
-    return NodeList(seen_at=time, nodes=shown)
+                dataset = models.NodeDataset(name=build.name if is_shown else None, cpus=cpus)
+        shown.append(models.Node(**node, jobs=jobs, other_ranks=other_ranks, dataset=dataset))
+    return models.NodeList(seen_at=time, nodes=shown)
 
 
 # Queues and tenants, and their limits.
 
 queues_router = APIRouter(prefix="/v1", tags=["queues"], route_class=StrictRoute, responses=GUARDED)
 
-QueuePath = Annotated[QueueName, Path(description="The queue.")]
+QueuePath = Annotated[models.QueueName, Path(description="The queue.")]
 TenantPath = Annotated[TenantName, Path(description="The tenant.")]
 
 
-@queues_router.get("/queues", response_model=QueueList)
+@queues_router.get("/queues", response_model=models.QueueList)
 async def list_queues(_who: Reader, request: Request) -> Response:
     """List the queues with their limits and usage."""
     queues = await context_of(request).reads.run(lambda store: QuotaStore(store).queues())
-    return Response(QueueList(queues=queues).model_dump_json(), media_type="application/json")
+    return Response(models.QueueList(queues=queues).model_dump_json(), media_type="application/json")
 
 
 @queues_router.get("/queues/{name}", responses=NOT_FOUND)
-def show_queue(name: QueuePath, _who: Reader, context: ContextDep) -> Queue:
+def show_queue(name: QueuePath, _who: Reader, context: ContextDep) -> models.Queue:
     """Show one queue."""
     return context.quotas.queue(name)
 
 
 @queues_router.put("/queues/{name}", responses=BODY_REFUSED)
-def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: ContextDep) -> Queue:
+def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: ContextDep) -> models.Queue:
     """Create or change a queue. Limits below its current usage do not disturb running jobs."""
     return context.quotas.put_queue(name, settings)
 
@@ -117,10 +106,9 @@ targets_router = APIRouter(prefix="/v1/metrics", tags=["operations"], responses=
 
 
 @targets_router.get("/targets")
-def list_targets(who: Reader, context: ContextDep) -> list[TargetGroup]:
+def list_targets(who: Reader, context: ContextDep) -> list[models.TargetGroup]:
     """List the ranks of the tenant's RUNNING jobs for Prometheus' HTTP service discovery; operators see all."""
-    jobs = context.store.active()
-    return targets(job for job in jobs if job.tenant == who.tenant or who.may(Scope.ADMIN))
+    return targets(job for job in context.store.active() if job.tenant == who.tenant or who.may(Scope.ADMIN))
 
 
 # Liveness, readiness, and metrics.
@@ -162,25 +150,27 @@ KindPath = Annotated[AcceleratorType, Path(description="Ray's name for the kind 
 PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the profile measured at this precision.")]
 
 
-def shown(stored: StoredProfile, who: Principal) -> StoredProfile:
+def shown(stored: models.StoredProfile, who: Principal) -> models.StoredProfile:
     """A profile as shown to a principal: only operators see the names of operators' keys."""
-    return stored if who.may(Scope.ADMIN) else stored.anonymous
+    return stored if who.may(Scope.ADMIN) else stored.model_copy(update={"stored_by": None})
 
 
 @profiles_router.get("")
-def list_profiles(who: Reader, context: ContextDep) -> ProfileList:
+def list_profiles(who: Reader, context: ContextDep) -> models.ProfileList:
     """List the profiles of all kinds of GPU."""
-    return ProfileList(profiles=[shown(stored, who) for stored in context.profiles.list()])
+    return models.ProfileList(profiles=[shown(stored, who) for stored in context.profiles.list()])
 
 
 @profiles_router.get("/{kind}", responses=NOT_FOUND)
-def show_profile(kind: KindPath, who: Reader, context: ContextDep, precision: PrecisionQuery = None) -> StoredProfile:
+def show_profile(
+    kind: KindPath, who: Reader, context: ContextDep, precision: PrecisionQuery = None
+) -> models.StoredProfile:
     """Show the profile of one kind of GPU; by default the one in bf16 if there are several."""
     return shown(context.profiles.get(kind, precision), who)
 
 
 @profiles_router.put("/{kind}", responses=BODY_REFUSED)
-def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: ContextDep) -> StoredProfile:
+def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: ContextDep) -> models.StoredProfile:
     """Store the profile of a kind of GPU, replacing any profile of the same precision."""
     try:
         profile.refuse_other_kind(kind)

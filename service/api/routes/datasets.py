@@ -11,7 +11,7 @@ from boost_core.config.training import DatasetName
 from service.api.admission import if_dataset_fits
 from service.api.auth import Reader, Submitter
 from service.api.deps import ContextDep
-from service.api.errors import CONFLICT, GUARDED, NOT_FOUND, problem_responses
+from service.api.errors import BODY_REFUSED, CONFLICT, GUARDED, NOT_FOUND
 from service.api.requests import StrictRoute
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import Owner
@@ -22,12 +22,8 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictR
 
 DatasetPath = Annotated[DatasetName, Path(description="The dataset.")]
 
-_BODY_REFUSED = problem_responses(
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.CONFLICT
-)
 
-
-@router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
+@router.post("", status_code=HTTPStatus.CREATED, responses=BODY_REFUSED | CONFLICT)
 async def create_dataset(request: DatasetRequest, who: Submitter, context: ContextDep) -> Dataset:
     """Build a dataset. One that failed or was cancelled continues with the remaining files."""
     await if_dataset_fits(request, context, who.tenant)

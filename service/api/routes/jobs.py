@@ -24,14 +24,21 @@ from boost_core.config import JobSpec
 from boost_core.config.base import Moment
 from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
-from boost_core.plan.machine import Basis
-from boost_core.plan.report import Plan
 from service.accounts.keys import Principal
 from service.api.admission import Completed, admitted, check_origin, conditions_of, planned, record_job, with_layouts
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import Context, ContextDep, JobDep, context_of, refuse_others
-from service.api.errors import BODY_REFUSED, GUARDED, INVALID, NOT_FOUND, Forbidden, InvalidJob, problem_responses
+from service.api.deps import ContextDep, JobDep, context_of, refuse_others
+from service.api.errors import (
+    BODY_REFUSED,
+    GUARDED,
+    INVALID,
+    MOST_FAULTS,
+    NOT_FOUND,
+    Forbidden,
+    InvalidJob,
+    problem_responses,
+)
 from service.api.event_streams import BATCH
 from service.api.requests import CSV, IdempotentDep, StrictRoute, in_format
 from service.jobs import queries
@@ -55,27 +62,15 @@ from service.jobs.queries import MEANS, MOST_RANK_TIMES, EventFilter, JobNotFoun
 from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.jobs.writes import WrongState
+from service.models import jobs as models
 from service.models.access import Scope, TenantName
-from service.models.jobs import (
-    AnswerFormat,
-    Axis,
-    CloneRequest,
-    Comparison,
-    Curves,
-    DryRun,
-    EvaluationList,
-    JobEvaluation,
-    MetricsHistory,
-    PlanAnswer,
-    Result,
-    SpecDiff,
-    TrackerList,
-    TrackerState,
-)
-from service.models.problems import FieldError
+from service.models.problems import FieldError, job_errors
 from service.trackers.opening import place_of
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute, responses=GUARDED)
+
+_CHANGE_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+_CHANGE_BODY_REFUSED = _CHANGE_REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 _JSON = "application/json"
 
@@ -97,8 +92,7 @@ class JobQuery(JobSelection):
 @router.get("", response_model=JobPage, responses=INVALID)
 async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
-    tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
-    filters = query.filter_for(tenant)
+    filters = query.filter_for(query.tenant if who.may(Scope.ADMIN) else who.tenant)
 
     def page(store: JobStore) -> bytes:
         if query.cursor is not None:
@@ -116,21 +110,12 @@ async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: Http
 
 
 @router.post("/dry-run", responses=BODY_REFUSED)
-async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
+async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> models.DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
     job = await admitted(spec, context, who.tenant, lambda job: job, pins=False)
-    return DryRun(
-        spec=job.spec,
-        plan=await _plan(job.spec, job.basis, context, who.tenant),
-        chosen=job.chosen,
-        profile=job.profile,
-        fitted=job.fitted,
-    )
-
-
-async def _plan(spec: JobSpec, basis: Basis, context: Context, tenant: str) -> Plan:
-    conditions = await run_in_threadpool(conditions_of, spec, context, tenant)
-    return await planned(spec, basis.machine(spec), conditions, context, tenant)
+    conditions = await run_in_threadpool(conditions_of, job.spec, context, who.tenant)
+    plan = await planned(job.spec, job.basis.machine(job.spec), conditions, context, who.tenant)
+    return models.DryRun(spec=job.spec, plan=plan, chosen=job.chosen, profile=job.profile, fitted=job.fitted)
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=BODY_REFUSED)
@@ -147,12 +132,9 @@ def cancel_many(body: CancelRequest, who: Submitter, http: HttpRequest, context:
     http.state.changed = cancelled = list[str]()
     for job_id in context.store.cancel_many(chosen):  # should it fail on the way, the audit log has those before
         cancelled.append(f"{router.prefix}/{job_id}")
-    return Cancellation(
-        cancelled=len(cancelled),
-        ended=len(chosen) - len(cancelled),
-        not_found=sorted(set(body.ids or ()).difference(known)),
-        remaining=len(known) > MOST_CANCELLED,
-    )
+    ended, unknown = len(chosen) - len(cancelled), sorted(set(body.ids or ()).difference(known))
+    remaining = len(known) > MOST_CANCELLED
+    return Cancellation(cancelled=len(cancelled), ended=ended, not_found=unknown, remaining=remaining)
 
 
 _MOST_PAGES = 10  # of a search, with 10,000 jobs each
@@ -199,15 +181,15 @@ class ComparedQuery(BaseModel):
 class ComparisonQuery(ComparedQuery):
     """Which jobs to compare, and in which order."""
 
-    sort: Result | None = Field(None, description="Sort by this, the lowest first; default: as requested.")
+    sort: models.Result | None = Field(None, description="Sort by this, the lowest first; default: as requested.")
     descending: bool = Field(False, description="The highest first.")
 
 
 @router.get("/compare", responses=NOT_FOUND)  # before the next, for which it would be the id of a job
-async def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: ContextDep) -> Comparison:
+async def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, context: ContextDep) -> models.Comparison:
     """Show jobs' results side by side, with the fields in which their specs differ."""
 
-    def read() -> Comparison:
+    def read() -> models.Comparison:
         jobs = query.jobs(who, context.store)
         with Session(context.store.engine) as session:
             losses, ranks = queries.results_of(session, [job.id for job in jobs])
@@ -231,19 +213,22 @@ async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: Idem
 
 
 @router.get("/{job_id}/plan", responses=NOT_FOUND)
-async def show_plan(job: JobDep, context: ContextDep) -> PlanAnswer:
+async def show_plan(job: JobDep, context: ContextDep) -> models.PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    plan = await _plan(job.spec, job.basis, context, job.tenant)
-    return PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
+    conditions = await run_in_threadpool(conditions_of, job.spec, context, job.tenant)
+    plan = await planned(job.spec, job.basis.machine(job.spec), conditions, context, job.tenant)
+    return models.PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
 
 
 @router.post(
     "/{job_id}/clone",
     status_code=HTTPStatus.CREATED,
     response_model=JobRecord,
-    responses=BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
+    responses=BODY_REFUSED | _CHANGE_REFUSED,
 )
-async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
+async def clone(
+    job: JobDep, body: models.CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep
+) -> Response:
     """Submit a copy of a job, with changes."""
     changes = body.changes
     if body.from_checkpoint or body.from_weights:
@@ -261,10 +246,8 @@ async def clone(job: JobDep, body: CloneRequest, who: Submitter, http: HttpReque
     trial = "trial-" + written["name"].removeprefix(f"{written['group']}-")
     if trial in written["tags"]:  # of a sweep, whose group and tag are not the clone's
         written |= {"group": None, "tags": [tag for tag in written["tags"] if tag != trial]}
-    try:
+    with _illegal_fields(JobSpec):
         spec = JobSpec.model_validate(merged(written, changes))
-    except ValidationError as error:
-        raise InvalidJob.of(error, JobSpec) from error
     return await _create(spec, who, http, request, original=job)
 
 
@@ -276,15 +259,9 @@ async def _create(
     if record is None:
 
         def create(job: Completed) -> JobRecord:
-            store = partial(
-                record_job,
-                job,
-                context,
-                Owner(who.tenant, who.name),
-                cloned_from=original.id if original else None,
-                request=request,
-                traceparent=getattr(http.state, "traceparent", None),  # of the request's span, if it has one
-            )
+            owner, source = Owner(who.tenant, who.name), original.id if original else None
+            span = getattr(http.state, "traceparent", None)  # of the request, if it has one
+            store = partial(record_job, job, context, owner, cloned_from=source, request=request, traceparent=span)
             try:
                 return store(alongside=partial(record_with, http, context.audit, HTTPStatus.CREATED))
             except NotRecorded:
@@ -296,9 +273,6 @@ async def _create(
 
 
 # Changes to a job: patch, pause, resume, retry, cancel, drill, profile.
-
-_CHANGE_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
-_CHANGE_BODY_REFUSED = _CHANGE_REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 IfMatch = Annotated[
     str | None,
@@ -385,7 +359,9 @@ def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise InvalidJob.of(error, model) from error
+        faults = error.errors(include_url=False)
+        fields = job_errors(faults[:MOST_FAULTS], model)
+        raise InvalidJob(fields, max(0, len(faults) - MOST_FAULTS)) from error
 
 
 # A job's metrics over its steps.
@@ -402,10 +378,10 @@ class HistoryQuery(BaseModel):
     ranks: bool = Field(True, description=f"Include the ranks' times; in fewer rows if over about {MOST_RANK_TIMES}.")
     from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
     to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
-    format: AnswerFormat = "json"
+    format: models.AnswerFormat = "json"
 
 
-@router.get("/{job_id}/metrics", response_model=MetricsHistory, responses=NOT_FOUND | CSV)
+@router.get("/{job_id}/metrics", response_model=models.MetricsHistory, responses=NOT_FOUND | CSV)
 async def metrics(job: JobDep, who: Reader, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> Response:
     """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
     last = min(job.goodput.highest_step, _LAST_STEP if query.to_step is None else query.to_step)
@@ -434,7 +410,7 @@ class CurvesQuery(ComparedQuery):
         max_length=200,
         description=f"One of {', '.join(MEANS)}, {VALIDATION}, or {VALIDATION}/NAME of a validation set.",
     )
-    axis: Axis = Field(Axis.STEP, description="What it is drawn over.")
+    axis: models.Axis = Field(models.Axis.STEP, description="What it is drawn over.")
     points: int | None = Field(
         None,
         ge=2,
@@ -444,10 +420,10 @@ class CurvesQuery(ComparedQuery):
     )
     low: float = Field(-math.inf, description="Only from here on the axis; default: from the beginning.")
     high: float = Field(math.inf, description="Only up to here; default: to the newest.")
-    format: AnswerFormat = "json"
+    format: models.AnswerFormat = "json"
 
 
-@router.get("/compare/curves", response_model=Curves, responses=NOT_FOUND | CSV)
+@router.get("/compare/curves", response_model=models.Curves, responses=NOT_FOUND | CSV)
 async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, context: ContextDep) -> Response:
     """Show a curve of each of several jobs, downsampled to a number of points with the lowest and highest value."""
 
@@ -460,18 +436,18 @@ async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, co
             raise RequestValidationError([fault])
         curve = partial(context.curves.curve, points=points, low=query.low, high=query.high)
         curves = [curve(job, query.metric, query.axis) for job in jobs]
-        return in_format(Curves(metric=query.metric, axis=query.axis, curves=curves), query.format)
+        return in_format(models.Curves(metric=query.metric, axis=query.axis, curves=curves), query.format)
 
     # For the first time this takes up to a minute, for which other requests do not wait.
     return await to_thread.run_sync(read, limiter=context.slow_threads[who.tenant])
 
 
 @router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
-def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> SpecDiff:
+def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> models.SpecDiff:
     """Show in which fields of their specs two jobs differ."""
     other = context.store.get(other_id)
     refuse_others(other, who)
-    return SpecDiff(jobs=[job.id, other.id], fields=differing_fields([job.spec, other.spec]))
+    return models.SpecDiff(jobs=[job.id, other.id], fields=differing_fields([job.spec, other.spec]))
 
 
 # What else is recorded of a job: the progress of its trackers, and evaluations of its checkpoints on tasks.
@@ -482,18 +458,14 @@ _MOST_BYTES = 2**18
 
 
 @router.get("/{job_id}/trackers", responses=NOT_FOUND)
-def trackers(job: JobDep, context: ContextDep) -> TrackerList:
+def trackers(job: JobDep, context: ContextDep) -> models.TrackerList:
     """Show a job's trackers, how many events each is behind, and why."""
-    shown = [
-        {
-            **vars(tracked),
-            # Not one of the release before that has a password in it.
-            "place": place_of(tracked.kind, job) if "@" in (url := tracked.kept.get("url", "@")) else url,
-            "behind": behind,
-        }
-        for tracked, behind in TrackerStore(context.store.engine).of_job(job.id)
-    ]
-    return TrackerList(trackers=[TrackerState.model_validate(each) for each in shown])
+    shown = []
+    for tracked, behind in TrackerStore(context.store.engine).of_job(job.id):
+        url = tracked.kept.get("url", "@")
+        place = place_of(tracked.kind, job) if "@" in url else url  # one of the release before may hold a password
+        shown.append(models.TrackerState.model_validate(vars(tracked) | {"place": place, "behind": behind}))
+    return models.TrackerList(trackers=shown)
 
 
 @router.post(
@@ -512,13 +484,14 @@ def record_evaluation(
 
 
 @router.get("/{job_id}/evaluations", responses=NOT_FOUND)
-async def list_evaluations(job: JobDep, who: Reader, context: ContextDep) -> EvaluationList:
+async def list_evaluations(job: JobDep, who: Reader, context: ContextDep) -> models.EvaluationList:
     """List the evaluations of a job's checkpoints on tasks, newest first."""
 
-    def read() -> EvaluationList:
+    def read() -> models.EvaluationList:
         with Session(context.store.engine) as session:
             events = queries.newest_events(session, job.id, "scores", _MOST)
-        return EvaluationList(evaluations=[JobEvaluation(time=event.time, **event.data) for event in events])
+        shown = [models.JobEvaluation(time=event.time, **event.data) for event in events]
+        return models.EvaluationList(evaluations=shown)
 
     return await to_thread.run_sync(read, limiter=context.scrape_threads[who.tenant])
 

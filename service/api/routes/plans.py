@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
@@ -20,7 +20,7 @@ from service.accounts.keys import Principal
 from service.api.admission import conditions_of, planned, refuse_small_vocabulary
 from service.api.auth import Reader
 from service.api.deps import Context, ContextDep
-from service.api.errors import BODY_REFUSED, GUARDED, InvalidJob
+from service.api.errors import BODY_REFUSED, GUARDED, InvalidJob, at_fault
 from service.api.requests import StrictRoute
 from service.api.routes.cluster import shown
 from service.jobs.outlook import size_of_a_node
@@ -73,8 +73,7 @@ def _looked_up(
     """All that a plan needs, and what the answer shows beside it."""
     job = JobSpec.model_construct(**{name: getattr(request, name) for name in JobSpec.model_fields})
     if problems := uneven_layouts(job):  # which only records of earlier jobs may have
-        errors = [FieldError(field=".".join(each.field), message=each.message, value=each.value) for each in problems]
-        raise InvalidJob(errors)
+        raise InvalidJob([*map(FieldError.of, problems)])
     named = {name for _, name, _ in job.data.datasets}
     refuse_small_vocabulary(job, context.datasets.some(named, who.tenant).values())
     search = request.search
@@ -88,18 +87,14 @@ def _looked_up(
     basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory)
     described = search is not None and search.cluster is not None and search.cluster.device is not None
     if profile is None and not described:
-        try:
+        with at_fault("resources.accelerator_type", ValueError):
             refuse_unfit_gpu(job)
-        except ValueError as error:
-            raise InvalidJob([FieldError(field="resources.accelerator_type", message=str(error))]) from error
-    try:
+    with at_fault("search.profile", ValueError):
         machine = basis.machine(job)
-    except ValueError as error:
-        raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
     report, conditions = None, conditions_of(job, context, who.tenant, request.conditions)
     if search is not None:
-        nodes = {"node_gpus": node_gpus, "node_memory_bytes": node_memory}
-        requested = search.model_copy(update={"profile": profile, **nodes})
+        known = {"profile": profile, "node_gpus": node_gpus, "node_memory_bytes": node_memory}
+        requested = search.model_copy(update=known)
         corrections = fitted if search.cluster is None and search.network_gigabits is None else None
         report = context.searches.plans(job, requested, who.tenant, corrections, conditions)
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts and not described else None
@@ -124,19 +119,16 @@ def list_examples(_who: Reader) -> JobExampleList:
 @router.get("/versions")
 def show_versions(_who: Reader, context: ContextDep) -> Versions:
     """Show the versions of the service and its dependencies."""
-    database: Literal["sqlite", "postgresql"] = (
-        "postgresql" if context.store.engine.dialect.name == "postgresql" else "sqlite"
-    )
-    installed: dict[str, str] = {}
-    for package in ("ray", "torch"):
+    is_postgres = context.store.engine.dialect.name == "postgresql"
+    installed: dict[str, str | None] = {"ray": None, "torch": None}
+    for package in installed:
         with suppress(PackageNotFoundError):
             installed[package] = version(package)
     return Versions(
         service=__version__,
         api="v1",
         python=platform.python_version(),
-        ray=installed.get("ray"),
-        torch=installed.get("torch"),
+        **installed,
         ray_dashboard_url=context.settings.ray_dashboard_url,
-        database=database,
+        database="postgresql" if is_postgres else "sqlite",
     )

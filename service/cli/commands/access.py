@@ -1,22 +1,22 @@
 """Who calls: ``boost login``, ``logout`` and ``whoami``; for operators, ``boost keys`` and ``boost audit``."""
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
-from pydantic import SecretStr, ValidationError
 
-from service.cli.connection import Login, ask, client_of, open_client, write_login
-from service.cli.console import BadInput, Failed, print_json, print_list, print_rows, read_settings, say
+from service.cli.connection import ask, client_of, open_client
+from service.cli.console import BadInput, Failed, bad_input, print_json, print_list, read_settings, say
 from service.cli.options import AsJson, Url, moment
 from service.client import Client
-from service.models.access import Identity, Scope
+from service.models.access import Scope
 from service.models.jobs import KeyRequest
-from service.models.problems import job_errors
 
 if TYPE_CHECKING:
     from service.accounts.local import LocalKeys
@@ -40,8 +40,23 @@ def login(
         raise BadInput("no key was given; an operator creates one with: boost keys create NAME --tenant TENANT")
     with client_of(address, api_key=key, verify=ca_file or True, retry_seconds=settings.retry_seconds) as client:
         who = client.whoami()
-    write_login(settings.config, Login(url=address, api_key=SecretStr(key), ca_file=ca_file and ca_file.absolute()))
-    say(f"signed in to {address} as {_in_words(who)}; saved in {settings.config}")
+    # What ``service.cli.connection.Login`` reads.
+    contents = {"url": address, "api_key": key, "ca_file": str(ca_file.absolute()) if ca_file else None}
+    path = settings.config
+    try:  # to write it atomically, readable by its owner only
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, delete=False) as file:  # created with mode 0600
+            try:
+                file.write(json.dumps(contents, indent=2, ensure_ascii=False).encode())
+                file.flush()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink()
+                raise
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error}; name another file with BOOST_CONFIG") from error
+    scopes = ", ".join(who.scopes)
+    say(f"signed in to {address} as {who.name} of tenant {who.tenant}, with scope {scopes}; saved in {path}")
 
 
 def logout() -> None:
@@ -61,21 +76,13 @@ def whoami(as_json: AsJson = False, url: Url = None) -> None:
     if as_json:
         print_json(who)
     else:
-        say(_in_words(who))
-
-
-def _in_words(who: Identity) -> str:
-    return f"{who.name} of tenant {who.tenant}, with scope {', '.join(who.scopes)}"
+        say(f"{who.name} of tenant {who.tenant}, with scope {', '.join(who.scopes)}")
 
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; for operators.")
 
-Direct = Annotated[
-    bool,
-    typer.Option(
-        "--direct", help="Write to the database at BOOST_DATABASE_URL directly, as needed to create the first key."
-    ),
-]
+_DIRECT_HELP = "Write to the database at BOOST_DATABASE_URL directly, as needed to create the first key."
+Direct = Annotated[bool, typer.Option("--direct", help=_DIRECT_HELP)]
 
 
 @app.command()
@@ -94,11 +101,8 @@ def create(
 ) -> None:
     """Create a key and print it. It is shown only once."""
     expires_at = moment(expires, in_future=True) if expires else None
-    fields = {"name": name, "tenant": tenant, "scopes": scope, "expires_at": expires_at}
-    try:
-        request = KeyRequest.model_validate(fields)
-    except ValidationError as error:
-        raise BadInput(*(f"{fault.field}: {fault.message}" for fault in job_errors(error.errors()))) from error
+    with bad_input():
+        request = KeyRequest(name=name, tenant=tenant, scopes=scope, expires_at=expires_at)
     with _keys(direct, url) as book:
         key = book.create_key(request)
     if as_json:
@@ -118,8 +122,7 @@ def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) 
         moments = key.created_at, key.expires_at, key.last_used_at, key.revoked_at
         times = (f"{moment.astimezone():%Y-%m-%d %H:%M}" if moment else "-" for moment in moments)
         rows.append((key.id, key.name, key.tenant, ", ".join(key.scopes), *times))
-    columns = ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
-    print_list(result, as_json, columns, rows)
+    print_list(result, as_json, ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED"), rows)
 
 
 @app.command()
@@ -173,22 +176,11 @@ def audit(
 ) -> None:
     """Print the audit log; for operators."""
     page = ask(url, lambda client: client.audit(tenant, after, limit))
-    if as_json:
-        print_json(page)
-        return
-    rows = (
-        (
-            str(entry.id),
-            f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}",
-            entry.tenant or "-",
-            entry.key_name or "-",
-            entry.address or "-",
-            str(entry.status),
-            entry.action,
-            entry.resource,
-        )
-        for entry in page.entries
-    )
-    print_rows(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), rows)
-    if page.next_after is not None:
+    rows = []
+    for entry in page.entries:
+        time, status = f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}", str(entry.status)
+        sender = (fact or "-" for fact in (entry.tenant, entry.key_name, entry.address))
+        rows.append((str(entry.id), time, *sender, status, entry.action, entry.resource))
+    print_list(page, as_json, ("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), rows)
+    if page.next_after is not None and not as_json:
         say(f"(more entries follow: add --after {page.next_after})")

@@ -53,17 +53,10 @@ def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = Non
     if as_json:
         print_json(result)
         return
-    rows = (
-        (
-            str(each.step),
-            f"{each.saved_at.astimezone():%Y-%m-%d %H:%M:%S}",
-            f"{each.bytes / 2**20:,.1f} MiB",
-            str(Layout.of(each)),
-            "pinned" if each.pinned else "-",
-            each.url,
-        )
-        for each in result.checkpoints
-    )
+    rows = []
+    for each in result.checkpoints:
+        saved, size = f"{each.saved_at.astimezone():%Y-%m-%d %H:%M:%S}", f"{each.bytes / 2**20:,.1f} MiB"
+        rows.append((str(each.step), saved, size, str(Layout.of(each)), "pinned" if each.pinned else "-", each.url))
     print_rows(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), rows)
     for one in result.damaged:
         say(f"the checkpoint of step {one.step} is damaged{' and pinned' if one.pinned else ''}: {one.damage}")
@@ -176,6 +169,11 @@ def _refuse_absent(where: str, step: int | None) -> None:
     _steps(folder, named if step is None else step)
 
 
+def _options(**values: object) -> list[str]:
+    """The options of a trainer's program that have a value."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+
+
 def evaluate(
     where: JobOrCheckpoint,
     tasks: Annotated[
@@ -202,8 +200,7 @@ def evaluate(
                 needed = "recording scores needs a key with the scope submit"
                 raise Failed(f"{needed}, which {who.name!r} lacks; nothing was run")
             where, step = checkpoint_of_job(client, job_id, step).url, None
-    fields = {"step": step, "limit": limit, "batch-size": batch_size, "tokenizer": tokenizer}
-    options = [f"--{name}={value}" for name, value in fields.items() if value is not None]
+    options = _options(step=step, limit=limit, batch_size=batch_size, tokenizer=tokenizer)
     options += [f"--tasks={path}" for path in tasks]
     folder = Path(mkdtemp(prefix="boost-eval-"))
     file = out or folder / "scores.json"
@@ -269,14 +266,12 @@ def export(
         where, step = checkpoint.url, None
     else:
         _refuse_absent(where, step)
-    fields = {"step": step, "tokenizer": tokenizer, "push": push}
-    options = [word for name, value in fields.items() if value is not None for word in (f"--{name}", str(value))]
-    fixed = ["--dtype", dtype.value, "--max-shard-size", max_shard_size, *(["--merge"] if merge else [])]
+    options = _options(step=step, tokenizer=tokenizer, push=push, dtype=dtype.value, max_shard_size=max_shard_size)
+    options += ["--merge"] if merge else []
     with TemporaryDirectory(prefix="boost-export-") as folder:
         known = Path(folder) / "known.json"  # a command line has no room for many scores
         known.write_text(json.dumps({"losses": losses, "scores": scores}), encoding="utf-8")
-        command = ["export", where, destination, f"--known={known}", *fixed, *options]
-        status = run_trainer("boost_core.convert", command)
+        status = run_trainer("boost_core.convert", ["export", where, destination, f"--known={known}", *options])
     raise typer.Exit(status)
 
 
@@ -303,9 +298,6 @@ def generate(
         where, step = ask(url, lambda client: checkpoint_of_job(client, where, step)).url, None
     else:
         _refuse_absent(where, step)
-    fields = {
-        "prompt": prompt, "temperature": temperature, "top-p": top_p, "step": step, "max-new-tokens": max_new_tokens,
-        "seed": seed, "tokenizer": tokenizer,
-    }  # fmt: skip
-    options = [f"--{name}={value}" for name, value in fields.items() if value is not None]
+    options = _options(prompt=prompt, temperature=temperature, top_p=top_p, step=step, seed=seed, tokenizer=tokenizer)
+    options += _options(max_new_tokens=max_new_tokens)
     raise typer.Exit(run_trainer("boost_core.inference", ["generate", *options, "--", where]))

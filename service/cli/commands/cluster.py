@@ -25,7 +25,7 @@ from service.cli.console import (
 from service.cli.options import AsJson, Url
 from service.client import ApiError
 from service.models.access import Tenant
-from service.models.cluster import Queue, StoredProfile
+from service.models.cluster import Queue
 from service.models.datasets import Dataset, DatasetRequest, DatasetState
 from service.models.jobs import QueueSettings, TenantSettings
 
@@ -102,12 +102,9 @@ def set_queue(
             if error.code != "queue-not-found":
                 raise
             present = QueueSettings()  # the defaults, because it does not exist
-        settings = {
-            "description": present.description if description is None else description,
-            "gpus": limit(gpus, present.gpus),
-            "cpus": limit(cpus, present.cpus),
-        }
-        queue = client.put_queue(name, settings)
+        about = present.description if description is None else description
+        limits = {"gpus": limit(gpus, present.gpus), "cpus": limit(cpus, present.cpus)}
+        queue = client.put_queue(name, {"description": about, **limits})
     used_gpus, used_cpus, _ = usage(queue)
     say(f"queue {queue.name}: GPUs {used_gpus}, CPUs {used_cpus}")
 
@@ -191,18 +188,11 @@ Precision = Annotated[str | None, typer.Option(help="Only the profile at this pr
 def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
     """List the profiles that jobs are planned with."""
     result = ask(url, lambda client: client.profiles())
-    rows = (
-        (
-            each.kind,
-            each.profile.precision,
-            _measured(each),
-            each.profile.commit[:12],
-            f"{each.stored_at:%Y-%m-%d}",
-            each.stored_by or "-",
-            each.profile.device,
-        )
-        for each in result.profiles
-    )
+    rows = []
+    for each in result.profiles:
+        profile, stored = each.profile, (f"{each.stored_at:%Y-%m-%d}", each.stored_by or "-")
+        measured = f"{profile.measured_at:%Y-%m-%d}" if profile.measured_at else "-"
+        rows.append((each.kind, profile.precision, measured, profile.commit[:12], *stored, profile.device))
     print_list(result, as_json, ("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), rows)
 
 
@@ -211,10 +201,11 @@ def show_profile(kind: Kind, precision: Precision = None, as_json: AsJson = Fals
     """Show the profile of a kind of GPU (bf16 if there are two); with --json as stored."""
     stored = ask(url, lambda client: client.stored_profile(kind, precision))
     profile = stored.profile
+    measured = f"{profile.measured_at:%Y-%m-%d}" if profile.measured_at else "-"
     facts = {
         "kind": stored.kind,
         "device": profile.device,
-        "measured": f"{_measured(stored)}, commit {profile.commit}, torch {profile.torch_version}",
+        "measured": f"{measured}, commit {profile.commit}, torch {profile.torch_version}",
         "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC{f' by {stored.stored_by}' if stored.stored_by else ''}",
         "precision": profile.precision,
         "products": f"{profile.product_flops / 1e12:.4g} TFLOP/s",
@@ -247,10 +238,6 @@ def remove_profile(kind: Kind, precision: Precision = None, url: Url = None) -> 
     """Delete the profiles of a kind of GPU, whose jobs are then planned from data sheets; for operators."""
     ask(url, lambda client: client.delete_profile(kind, precision))
     say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")
-
-
-def _measured(stored: StoredProfile) -> str:
-    return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"
 
 
 datasets_app = typer.Typer(no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs name.")
@@ -292,7 +279,7 @@ def list_datasets(as_json: AsJson = False, url: Url = None) -> None:
     rows = []
     for dataset in result.datasets:
         counts = dataset.counts or {}
-        numbers = (f"{counts[key]:,}" if key in counts else "-" for key in ("kept", "tokens"))
+        numbers = (number(counts.get(key), ",") for key in ("kept", "tokens"))
         rows.append((dataset.name, dataset.state, *numbers, dataset.message))
     print_list(result, as_json, ("NAME", "STATE", "DOCUMENTS", "TOKENS", "MESSAGE"), rows)
 

@@ -89,17 +89,13 @@ def compare(
         say_unchanged(csv_of(lines).removesuffix("\n"))
         return
     columns = [values_in_words(each) for each in result.fields]
-    rows = [
-        (
-            f"{job.name}\n{job.id}",
-            f"{job.state}\n{shorten(job.message, 60)}" if job.message else job.state,
-            *("-" if loss is None else f"{loss:.4f}" for loss in (job.final_loss, job.best_validation_loss)),
-            "-" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}",
-            "-" if job.tokens is None else f"{job.tokens:,}",
-            "-" if job.seconds is None else duration(job.seconds),
-            f"{job.gpu_hours:,.2f}",
-            *(values[place] for values in columns),
-        )
-        for place, job in enumerate(result.jobs)
-    ]
+    rows = []
+    for place, job in enumerate(result.jobs):
+        state = f"{job.state}\n{shorten(job.message, 60)}" if job.message else job.state
+        losses = ("-" if loss is None else f"{loss:.4f}" for loss in (job.final_loss, job.best_validation_loss))
+        speed = "-" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}"
+        tokens = "-" if job.tokens is None else f"{job.tokens:,}"
+        spent = "-" if job.seconds is None else duration(job.seconds), f"{job.gpu_hours:,.2f}"
+        values = (each[place] for each in columns)
+        rows.append((f"{job.name}\n{job.id}", state, *losses, speed, tokens, *spent, *values))
     print_rows(("JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", *fields), rows)

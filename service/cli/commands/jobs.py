@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Literal, TypeVar, cast
 
@@ -17,6 +18,7 @@ from boost_core.config.base import counted
 from boost_core.config.job import Steering
 from boost_core.messages import Drill, Profile, changes_in_words, numbers_of
 from boost_core.terminal import duration
+from service.cli import job_text
 from service.cli.commands.plan import print_plan, print_stored
 from service.cli.connection import ask, open_client, retry_longer
 from service.cli.console import (
@@ -27,22 +29,11 @@ from service.cli.console import (
     Terminal,
     print_json,
     print_line,
+    print_list,
     print_one,
-    print_rows,
     read_job,
     say,
     say_unchanged,
-)
-from service.cli.job_text import (
-    age,
-    exit_as,
-    facts,
-    follow_until_interrupted,
-    line_of,
-    loss,
-    news,
-    productive_share,
-    step,
 )
 from service.cli.options import (
     AsJson,
@@ -128,21 +119,17 @@ def _go_on(client: Client, record: JobRecord, follow_it: bool, quiet: bool, as_j
         say_unchanged(record.id)
     elif not as_json:
         say(f"submitted {record.id}")
-        _note_unused(record)
+        if note := unused_replicas(record.spec):
+            say(f"note: {note}")
     if follow_it:
         if as_json:  # its record comes at the end, and who runs the command again must know of it
             say(f"submitted {record.id}", err=True)
-        record = follow_until_interrupted(client, record.id, Terminal(stderr=as_json or quiet))
+        record = job_text.follow_until_interrupted(client, record.id, Terminal(stderr=as_json or quiet))
     elif not as_json and not quiet:
         say(f"watch it with: boost watch {record.id}")
     if as_json:
         print_json(record)
-    exit_as(record)
-
-
-def _note_unused(job: JobRecord) -> None:
-    if note := unused_replicas(job.spec):
-        say(f"note: {note}")
+    job_text.exit_as(record)
 
 
 # Inspecting and changing them.
@@ -177,12 +164,14 @@ def list_jobs(
     filters = {"queue": queue, "name": name, "tenant": tenant, "group": group, "search": search}
     with open_client(url) as client:
         jobs, cursor = listed(client, limit, cursor, states=state or (), tags=tag or (), **filters)
-    if as_json:
-        print_json(JobPage(jobs=jobs, next_cursor=cursor))
-        return
-    rows = ((job.id, job.name, job.queue, job.state, step(job), loss(job), age(job), news(job)) for job in jobs)
-    print_rows(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), rows)
-    if cursor:
+    rows = []
+    for job in jobs:
+        loss = f"{job.progress.loss:.4f}" if job.progress else "-"
+        progress = job_text.step(job), loss, duration((datetime.now(UTC) - job.submitted_at).total_seconds())
+        rows.append((job.id, job.name, job.queue, job.state, *progress, job_text.news(job)))
+    columns = ("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE")
+    print_list(JobPage(jobs=jobs, next_cursor=cursor), as_json, columns, rows)
+    if cursor and not as_json:
         say(f"(showing {len(jobs)}; for older ones add --cursor {cursor})")
 
 
@@ -192,7 +181,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
         job = client.get(job_id)
         evaluations = [] if as_json else evaluations_of(client, job_id)
         tracked = None if as_json else _where_served(client.trackers, job_id)
-    print_one(job, as_json, facts(job, evaluations, tracked.trackers if tracked else []))
+    print_one(job, as_json, job_text.facts(job, evaluations, tracked.trackers if tracked else []))
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
@@ -224,7 +213,7 @@ def events(
     kinds = cast("list[EventKind]", kind or [])
     with open_client(url) as client:
         if follow_it and not as_json:
-            exit_as(follow_until_interrupted(client, job_id, Terminal(), kinds))
+            job_text.exit_as(job_text.follow_until_interrupted(client, job_id, Terminal(), kinds))
             return
         if follow_it:
             retry_longer(client)
@@ -232,9 +221,9 @@ def events(
             if as_json:
                 say_unchanged(event.model_dump_json())
             elif event.kind in EVENT_KINDS:
-                say(line_of(event))
+                say(job_text.line_of(event))
         if follow_it:
-            exit_as(client.get(job_id))
+            job_text.exit_as(client.get(job_id))
 
 
 def logs(
@@ -257,7 +246,7 @@ def logs(
         if follow_it:
             retry_longer(client)
         for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
-            say_unchanged(event.model_dump_json() if as_json else line_of(event))
+            say_unchanged(event.model_dump_json() if as_json else job_text.line_of(event))
     if event is None:
         fit = "" if rank is None and not levels and begin is None else " that fit these options"
         say(f"{job_id} has no log lines{fit}", err=True)
@@ -272,7 +261,7 @@ def pause(job_id: JobId, url: Url = None) -> None:
 def resume(job_id: JobId, url: Url = None) -> None:
     """Resume a paused job."""
     job = ask(url, lambda client: client.resume(job_id))
-    say(f"{job.id} is {job.state}: {news(job)}")
+    say(f"{job.id} is {job.state}: {job_text.news(job)}")
 
 
 def cancel(
@@ -353,9 +342,8 @@ def patch(
         etag = None
         if tag or untag:  # the API takes all of a job's tags, so they must not change in between
             before = client.get(job_id)
-            changes["tags"] = [
-                each for each in dict.fromkeys([*before.spec.tags, *(tag or [])]) if each not in (untag or [])
-            ]
+            tags = dict.fromkeys([*before.spec.tags, *(tag or [])])
+            changes["tags"] = [each for each in tags if each not in (untag or [])]
             etag = before.etag
         job = client.patch(job_id, changes, if_match=etag)
     spec, elasticity = job.spec, job.spec.elasticity
@@ -367,7 +355,8 @@ def patch(
     else:
         size = f"{spec.parallelism.data_parallel_size} replica(s)"
     say(f"{job.id} is {job.name}, priority {spec.priority}, with {size}")
-    _note_unused(job)
+    if note := unused_replicas(spec):
+        say(f"note: {note}")
 
 
 def steer(
@@ -446,7 +435,7 @@ def profile(
             is_of_them = event.data.get("rank") in untraced
             failed = event.kind == "fault" and event.data["what"] == "profile" and is_of_them
             if event.kind == "interruption" or failed:
-                raise Failed(f"{line_of(event)}; incomplete profiles are lost; run the command again")
+                raise Failed(f"{job_text.line_of(event)}; incomplete profiles are lost; run the command again")
             if event.kind == "profile" and is_of_them:
                 untraced.remove(event.data["rank"])
                 say(event.data["url"])
@@ -554,10 +543,10 @@ def _print_changes(
         if job.state is JobState.RUNNING and job.progress:
             if job.last_seen:
                 line += f", as last seen at {job.last_seen.astimezone():%H:%M:%S}"
-            line += f"  step {step(job)}  {numbers_of(job.progress)}  goodput {productive_share(job)}"
+            line += f"  step {job_text.step(job)}  {numbers_of(job.progress)}  goodput {job_text.productive_share(job)}"
             line += f"  ETA {duration(job.progress.eta_seconds)}"
         else:
-            line += f": {news(job)}"
+            line += f": {job_text.news(job)}"
         print_line(console, line)
 
 
@@ -565,15 +554,10 @@ def _row(job: JobRecord, curve: Curve) -> tuple[str, ...]:
     newest = job.progress
     trains = job.state is JobState.RUNNING and newest is not None
     losses, throughputs = ([point[number] for point in curve] for number in (1, 2))
-    return (
-        f"{job.name}\n{job.id}",
-        job.state,
-        step(job),
-        duration(newest.eta_seconds) if newest and trains else "-",
-        f"{loss(job)}\n{sparkline(losses)}",
-        f"{newest.tokens_per_second:,.0f}\n{sparkline(throughputs)}" if newest else "-",
-        f"{newest.exposed_communication_share:.0%}" if newest else "-",
-        str(job.present_layout) if job.shape else "-",
-        productive_share(job),
-        "" if trains else news(job),
-    )
+    eta = duration(newest.eta_seconds) if newest and trains else "-"
+    speed = f"{newest.tokens_per_second:,.0f}\n{sparkline(throughputs)}" if newest else "-"
+    exposed = f"{newest.exposed_communication_share:.0%}" if newest else "-"
+    loss = f"{newest.loss:.4f}" if newest else "-"
+    progress = job_text.step(job), eta, f"{loss}\n{sparkline(losses)}", speed, exposed
+    layout, news = str(job.present_layout) if job.shape else "-", "" if trains else job_text.news(job)
+    return (f"{job.name}\n{job.id}", job.state, *progress, layout, job_text.productive_share(job), news)

@@ -15,7 +15,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 import yaml
+from pydantic import ValidationError
 
+from boost_core.config import JobSpec
+from boost_core.config.nanotron import import_config
 from boost_core.messages import EvaluationReport, StepReport
 from service.cli.console import (
     BadInput,
@@ -23,7 +26,6 @@ from service.cli.console import (
     Failed,
     Terminal,
     print_line,
-    read_foreign_config,
     read_job,
     read_settings,
     say,
@@ -32,6 +34,7 @@ from service.cli.console import (
 from service.cli.job_text import follow, report_of
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
+from service.models.problems import job_errors
 from service.trainer import REMEDY, has_trainer
 
 EXAMPLE = Path("examples/cola-tiny.yaml")
@@ -74,10 +77,11 @@ def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             signal.signal(number, handler)
 
 
-HANDED_ON: dict[str, Any] = {
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    "add_help_option": False,
-}
+_ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+HANDED_ON: dict[str, Any] = {"context_settings": _ANY_ARGUMENTS, "add_help_option": False}
+
+
+_TLS_HELP = "--no-tls: a proxy in front of the service terminates TLS (default: BOOST_TLS)."
 
 
 def serve(
@@ -88,12 +92,7 @@ def serve(
     auth: Annotated[
         bool | None, typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth).")
     ] = None,
-    tls: Annotated[
-        bool | None,
-        typer.Option(
-            "--tls/--no-tls", help="--no-tls: a proxy in front of the service terminates TLS (default: BOOST_TLS)."
-        ),
-    ] = None,
+    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help=_TLS_HELP)] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM file with the certificate and its chain (default: BOOST_TLS_CERT).")
     ] = None,
@@ -104,8 +103,7 @@ def serve(
     """Run the service until it is interrupted. Every option can be set as a variable, such as BOOST_HOST."""
     from service.serve import run  # the engine takes seconds to import, and no other command needs it
 
-    options = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
-    run(read_settings(**{name: value for name, value in options.items() if value is not None}))
+    run(read_settings(host=host, port=port, auth=auth, tls=tls, tls_cert=tls_cert, tls_key=tls_key))
 
 
 _HEARS_IT_SECONDS = 2.0  # how long an interrupted program may take to end before it is sent SIGINT itself
@@ -190,7 +188,14 @@ def import_configuration(
     """Convert another trainer's configuration into a job file; list what was not converted or is still to be set."""
     if out is not None and out.exists():
         raise BadInput(f"{out} exists; give --out a new file")
-    imported = read_foreign_config(config)
+    try:
+        imported = import_config(config)
+        # It is valid but for the fields still to be set.
+        JobSpec.model_validate({section: fields for section, fields in imported.job.items() if section != "data"})
+    except ValidationError as error:
+        raise BadInput(*(f"{fault.field}: {fault.message}" for fault in job_errors(error.errors()))) from error
+    except ValueError as error:
+        raise BadInput(*str(error).splitlines()) from error
     for note in imported.notes:
         say(f"not converted exactly: {note}", err=True)
     for field, remedy in imported.unset.items():
@@ -258,12 +263,8 @@ def demo() -> None:
                 boost = Path("boost")
             elif boost.is_relative_to(Path.cwd()):
                 boost = boost.relative_to(Path.cwd())
-            lines += [
-                "\nTry next:",
-                f"  {boost} serve --no-auth",
-                f"  {boost} submit {EXAMPLE} --follow",
-                f"  {boost} ls",
-            ]
+            commands = "serve --no-auth", f"submit {EXAMPLE} --follow", "ls"
+            lines += ["\nTry next:", *(f"  {boost} {command}" for command in commands)]
     for line in lines:
         print_line(console, line)
     raise typer.Exit(status)

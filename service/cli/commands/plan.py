@@ -1,6 +1,6 @@
 """``boost plan``: what a job needs and takes in each layout, and the best ways to train it, as tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -11,7 +11,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages import Provenance
 from boost_core.plan.machine import Basis, NetworkConfig, machine_of, refuse_unfit_gpu
-from boost_core.plan.report import Plan, PlannedShape
+from boost_core.plan.report import Plan
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.resolve import ChosenLayouts, choose_layouts
 from boost_core.plan.run_cost import GPU_MTBF_HOURS, RunConditions
@@ -24,6 +24,22 @@ from service.cli.options import AsJson, JobFile, Url, hours
 from service.models.cluster import StoredProfile
 from service.models.jobs import PlanAnswer
 
+_GPUS_HELP = (
+    "Search for the best way to train the job on N GPUs, of this kind if not the job's: 64, 64xH100; H100 alone plans "
+    "the job's own layouts on that kind."
+)
+_CLUSTER_HELP = "The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
+_NETWORK_HELP = "Gb/s of each GPU to other nodes (default: what its kind usually has, as the notes show)."
+_MTBF_HELP = (
+    f"Mean time between failures of one GPU, in hours or such as 32d (default: {GPU_MTBF_HOURS:,.0f} hours, as in "
+    "Llama 3's training); 64 GPUs fail 64 times as often: 768, or 32d, is one failure in 12 hours. Nodes of 8 that "
+    "fail once in 21 days: 168d."
+)
+_STORE_BANDWIDTH_HELP = (
+    "GB/s at which all ranks together write a checkpoint (default: as the notes show; with --service, as it has "
+    "measured)."
+)
+
 
 def plan(
     job: JobFile,
@@ -33,52 +49,16 @@ def plan(
     service: Annotated[
         bool, typer.Option("--service", help="Let the service plan it, with its stored profile of the GPUs.")
     ] = False,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|KIND|NxKIND",
-            help="Search for the best way to train the job on N GPUs, of this kind if not the job's: 64, 64xH100; "
-            "H100 alone plans the job's own layouts on that kind.",
-        ),
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            help="The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
-        ),
-    ] = None,
-    network: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GBITS",
-            min=0.001,
-            max=100_000,
-            help="Gb/s of each GPU to other nodes (default: what its kind usually has, as the notes show).",
-        ),
-    ] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="N|KIND|NxKIND", help=_GPUS_HELP)] = None,
+    cluster: Annotated[Path | None, typer.Option(help=_CLUSTER_HELP)] = None,
+    network: Annotated[float | None, typer.Option(metavar="GBITS", min=0.001, max=100_000, help=_NETWORK_HELP)] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
     price: Annotated[
         float | None, typer.Option(min=0, max=1e6, help="Price of a GPU-hour, to show what all steps cost.")
     ] = None,
-    mtbf: Annotated[
-        float | None,
-        typer.Option(
-            metavar="HOURS",
-            parser=hours,
-            help="Mean time between failures of one GPU, in hours or such as 32d (default: "
-            f"{GPU_MTBF_HOURS:,.0f} hours, as in Llama 3's training); 64 GPUs fail 64 times as often: 768, or 32d, is "
-            "one failure in 12 hours. Nodes of 8 that fail once in 21 days: 168d.",
-        ),
-    ] = None,
+    mtbf: Annotated[float | None, typer.Option(metavar="HOURS", parser=hours, help=_MTBF_HELP)] = None,
     store_bandwidth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GB/S",
-            min=1e-3,
-            max=1e6,
-            help="GB/s at which all ranks together write a checkpoint (default: as the notes show; with --service, as "
-            "it has measured).",
-        ),
+        float | None, typer.Option(metavar="GB/S", min=1e-3, max=1e6, help=_STORE_BANDWIDTH_HELP)
     ] = None,
     measure: Annotated[
         bool,
@@ -170,32 +150,46 @@ _INDENT = 17  # of what is said of the fastest
 
 def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
     """Print what a job needs in each of its layouts, what the fastest takes in all, and why ``auto`` chose them."""
-    print_facts(_sizes(plan, spec), _INDENT)
-    print_facts([("FLOPs per token", _amount(plan.flops_per_token))], _INDENT)
+    print_facts([*_sizes(plan, spec), ("FLOPs per token", _amount(plan.flops_per_token))], _INDENT)
     say("")
-    rows = [
-        (
-            str(Layout.of(planned)),
-            str(planned.world_size),
-            size_in_words(planned.memory.total),
-            f"{rounded(planned.step_seconds)} s",
-            _amount(planned.tokens_per_second),
-            "does not fit"
-            if planned.fits_device is False or planned.fits_host is False
-            else duration_in_words(planned.total_seconds),
-        )
-        for planned in plan.shapes
-    ]
+    rows = []
+    for each in plan.shapes:
+        takes = size_in_words(each.memory.total), f"{rounded(each.step_seconds)} s", _amount(each.tokens_per_second)
+        too_large = each.fits_device is False or each.fits_host is False
+        total = "does not fit" if too_large else duration_in_words(each.total_seconds)
+        rows.append((str(Layout.of(each)), str(each.world_size), *takes, total))
     print_rows(_COLUMNS, rows)
     say("")
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     if plan.fastest is not None:
         fastest = plan.shapes[plan.fastest]
         largest = fastest.memory
-        print_facts(_facts_of(fastest, spec), _INDENT)
-    parts = ", ".join(f"{part} {size_in_words(getattr(largest, part))}" for part in _MEMORY)
+        low, high = fastest.step_seconds_range
+        parts = sorted(fastest.step_parts.model_dump().items(), key=lambda each: -each[1])
+        shares = [
+            f"{name} {part / fastest.step_seconds:.0%}" for name, part in parts if part > 0.01 * fastest.step_seconds
+        ]
+        step = f"{rounded(fastest.step_seconds)} s, four in five from {rounded(low, 2)} to {rounded(high, 2)} s"
+        facts = [("fastest", f"{Layout.of(fastest)}, recompute {fastest.recompute}")]
+        facts.append(("a step", f"{step}: {', '.join(shares)}"))
+        for line in fastest.words:
+            name, _, value = line.partition(": ")
+            facts.append((name, value))
+        sent, training = fastest.communication, spec.training
+        if sent.all_reduces:
+            tokens = training.micro_batch_size * training.sequence_length // fastest.context_parallel_size
+            element = BYTES[training.precision]
+            exchange = (
+                f"{size_in_words(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} collectives"
+            )
+            if gathered := sent.gathered_elements_per_token * tokens * element:
+                exchange += f", {size_in_words(gathered)} gathered"
+            facts.append(("exchange", f"a tensor parallel rank sends {exchange} per micro-batch"))
+        facts += [("long context", line) for line in (fastest.context.why if fastest.context else ())]
+        print_facts(facts, _INDENT)
+    uses = ", ".join(f"{part} {size_in_words(getattr(largest, part))}" for part in _MEMORY)
     of = "" if (device := plan.shapes[0].device_memory_bytes) is None else f" of a GPU's {size_in_words(device)}"
-    print_facts([("memory of a rank", f"{size_in_words(largest.total)}{of}: {parts}")], _INDENT)
+    print_facts([("memory of a rank", f"{size_in_words(largest.total)}{of}: {uses}")], _INDENT)
     for note in plan.notes:
         say(f"note: {note}")
     if plan.fastest is None:
@@ -204,29 +198,6 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
         say(f"chosen from {chosen.timed} legal layouts:")
         for layout in chosen.layouts:
             say(f"- {layout.layout}: {'; '.join(layout.why)}")
-
-
-def _facts_of(fastest: PlannedShape, spec: JobSpec) -> Iterator[tuple[str, str]]:
-    low, high = fastest.step_seconds_range
-    shares = sorted(fastest.step_parts.model_dump().items(), key=lambda each: -each[1])
-    shown = [f"{name} {part / fastest.step_seconds:.0%}" for name, part in shares if part > 0.01 * fastest.step_seconds]
-    yield "fastest", f"{Layout.of(fastest)}, recompute {fastest.recompute}"
-    yield (
-        "a step",
-        f"{rounded(fastest.step_seconds)} s, four in five from {rounded(low, 2)} to {rounded(high, 2)} s: "
-        + (", ".join(shown)),
-    )
-    yield from _facts(fastest.words)
-    sent, training = fastest.communication, spec.training
-    if sent.all_reduces:
-        tokens = training.micro_batch_size * training.sequence_length // fastest.context_parallel_size
-        element = BYTES[training.precision]
-        exchange = f"{size_in_words(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} collectives"
-        if gathered := sent.gathered_elements_per_token * tokens * element:
-            exchange += f", {size_in_words(gathered)} gathered"
-        yield "exchange", f"a tensor parallel rank sends {exchange} per micro-batch"
-    for line in fastest.context.why if fastest.context else ():
-        yield "long context", line
 
 
 def print_stored(profile: StoredProfile | None) -> None:
@@ -240,37 +211,29 @@ def print_stored(profile: StoredProfile | None) -> None:
 
 def _sizes(of: Plan | SearchReport, spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield "parameters", _amount(of.parameters)
-    training = spec.training
-    yield (
-        "tokens per step",
-        f"{_amount(of.tokens_per_step)}, {_amount(training.total_tokens)} in all {training.steps:,} steps",
-    )
+    all_steps = f"{_amount(spec.training.total_tokens)} in all {spec.training.steps:,} steps"
+    yield "tokens per step", f"{_amount(of.tokens_per_step)}, {all_steps}"
 
 
 def print_search(report: SearchReport, spec: JobSpec) -> None:
     """Print the best ways to train a job, and what the first takes in all."""
     print_facts(_sizes(report, spec), _INDENT)
     say("")
-    rows = (
-        (
-            str(number),
-            str(each.world_size),
-            size_in_words(each.memory_bytes),
-            f"{rounded(each.step_seconds)} s",
-            _amount(each.tokens_per_second),
-            duration_in_words(each.total_seconds),
-            each.text,
-        )
-        for number, each in enumerate(report.choices, 1)
-    )
+    rows = []
+    for number, each in enumerate(report.choices, 1):
+        takes = size_in_words(each.memory_bytes), f"{rounded(each.step_seconds)} s", _amount(each.tokens_per_second)
+        rows.append((str(number), str(each.world_size), *takes, duration_in_words(each.total_seconds), each.text))
     if report.choices:
         print_rows(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
         first = report.choices[0]
         low, high = first.step_seconds_range
+        step = f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s"
         say("")
-        print_facts([("first", first.text)], _INDENT)
-        print_facts([("a step", f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s")], _INDENT)
-        print_facts(_facts(first.words), _INDENT)
+        facts = [("first", first.text), ("a step", step)]
+        for line in first.words:
+            name, _, value = line.partition(": ")
+            facts.append((name, value))
+        print_facts(facts, _INDENT)
         most = max(each.node_host_bytes for each in report.choices)
         if most and report.node_memory_bytes is None:
             say(
@@ -285,13 +248,6 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         say(f"long context: {line}")
     by = _PROVENANCE[report.provenance]
     say(f"{report.combinations:,} combinations of sizes, micro-batch and schedule; times are {by}")
-
-
-def _facts(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The sentences on a run as names and values."""
-    for line in words:
-        name, _, value = line.partition(": ")
-        yield name, value
 
 
 def _amount(number: float) -> str:

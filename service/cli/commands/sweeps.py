@@ -43,26 +43,19 @@ def create_sweep(
     with open_client(url) as client:
         sweep = client.create_sweep(request)
         say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
-        if follow:
-            _exit_as(_follow(client, sweep.name))
+        if follow and _follow(client, sweep.name).state is SweepState.FAILED:
+            raise typer.Exit(ExitStatus.FAILED)
 
 
 @app.command("list")
 def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
     """List sweeps, newest first, at most 500."""
     result = ask(url, lambda client: client.sweeps(500))
-    rows = (
-        (
-            sweep.name,
-            sweep.state,
-            str(sum(sweep.trials.values())),
-            f"{sweep.best.value:.4g} ({sweep.best.number})" if sweep.best else "-",
-            sweep.spec.metric,
-            f"{sweep.created_at:%Y-%m-%d %H:%M}",
-            sweep.submitted_by,
-        )
-        for sweep in result.sweeps
-    )
+    rows = []
+    for sweep in result.sweeps:
+        best = f"{number(sweep.best.value, '.4g')} ({sweep.best.number})" if sweep.best else "-"
+        trials, created = str(sum(sweep.trials.values())), f"{sweep.created_at:%Y-%m-%d %H:%M}"
+        rows.append((sweep.name, sweep.state, trials, best, sweep.spec.metric, created, sweep.submitted_by))
     print_list(result, as_json, ("NAME", "STATE", "TRIALS", "BEST (TRIAL)", "METRIC", "CREATED", "BY"), rows)
 
 
@@ -79,8 +72,8 @@ def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url:
         facts.append(("importance", f"over {sweep.trials[TrialState.COMPLETE]} completed trials:"))
     facts += [("", f"{share:.0%} {path}") for path, share in shares]
     print_one(sweep, as_json, facts)
-    if follow:
-        _exit_as(sweep)
+    if follow and sweep.state is SweepState.FAILED:
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 @app.command("trials")
@@ -99,18 +92,11 @@ def list_trials(
         say_unchanged(result.as_csv().removesuffix("\n"))
         return
     paths = list(result.trials[0].parameters) if result.trials else []
-    rows = (
-        (
-            str(trial.number),
-            trial.state,
-            number(trial.value),
-            str(max(trial.rungs, default="-")),
-            trial.job_id or "-",
-            *(value_in_words(value) for value in trial.parameters.values()),
-            trial.reason or "",
-        )
-        for trial in result.trials
-    )
+    rows = []
+    for trial in result.trials:
+        newest, values = str(max(trial.rungs, default="-")), map(value_in_words, trial.parameters.values())
+        judged = str(trial.number), trial.state, number(trial.value), newest
+        rows.append((*judged, trial.job_id or "-", *values, trial.reason or ""))
     print_list(result, as_json, ("TRIAL", "STATE", metric.upper(), "STEP", "JOB", *paths, "REASON"), rows)
 
 
@@ -175,11 +161,6 @@ def _follow(client: Client, name: str) -> Sweep:
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
     say(f"{sweep.state}: {sweep.message}", err=True)
     return sweep
-
-
-def _exit_as(sweep: Sweep) -> None:
-    if sweep.state is SweepState.FAILED:
-        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _best_in_words(sweep: Sweep) -> str:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import count, islice
+from math import inf
 from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
@@ -233,7 +234,7 @@ class GangController:
     def _lasting_view(self) -> tuple[object, ...] | None:
         """What ``_view`` of a training gang follows from if all replicas are ready; ``None`` if also from the time."""
         formation, layout, target = self._state, self._layout, self._orders.target
-        if not isinstance(formation, policy.Formation) or formation.halting is not None or self._nodes.any_leaving:
+        if not isinstance(formation, policy.Formation) or formation.halting is not None or self._nodes.leaving:
             return None
         if layout is None or target is None or target.per_replica != layout.per_replica:
             return None
@@ -261,8 +262,10 @@ class GangController:
                 if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
                     nodes = {place.node for place in workers.values()}
                     yield self._spare.look(1, unusable | nodes, self._orders.avoid)
-                owners = (*up, *self._spare.owner(unusable))
-                yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
+                owners, spare = list(up), self._spare.status
+                if spare and spare.saved and spare.node not in unusable:  # it has a copy, and may still be there
+                    owners.append(spare.number)
+                yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else tuple(owners))
             case policy.Halt() if (formation := self.formation) is not None:
                 formation.halting = action
                 yield port.HaltTraining(formation.workers, action.store)
@@ -295,12 +298,14 @@ class GangController:
             can_form = any(each.layout == layout.per_replica and each.workers for each in self._replicas.values())
             if self._now < self._no_store_before or (only_in_memory and can_form):
                 orders = self._layout_orders
+        leaving = self._nodes.leaving
         return policy.View(
             orders=orders,
             replicas=[
                 policy.ReplicaView(
-                    each.number, each.layout, bool(each.workers), each.ready, self._nodes.leaving(each.nodes),
-                    self._nodes.urgent(each.nodes, self._now), each.keeps,
+                    each.number, each.layout, bool(each.workers), each.ready,
+                    leaving=any(node in leaving for node in each.nodes),
+                    urgent=any(leaving.get(node, inf) <= self._now for node in each.nodes), keeps=each.keeps,
                 )
                 for each in self._replicas.values()
             ],
@@ -393,7 +398,7 @@ class GangController:
         form, workers = self._state.form, self._state.workers
         if event.rendezvous is None:
             reason = policy.Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
-            yield self._check(None, self._now, reason, frozenset(), next(iter(workers.values())).node)
+            yield self._check(policy.Checking(None, self._now, reason, first=next(iter(workers.values())).node))
             return
         spec = at(self._spec, form.layout, self._machine)
         recovery = newest_whole_state(event.snapshots.items())
@@ -460,22 +465,16 @@ class GangController:
             for steer in self._orders.steers:
                 if steer.number > known:
                     self._steers_sent, self._steers_sent_at = steer.number, self._now
-                    for worker in formation.workers:
-                        yield port.SendCommand(worker, steer)
+                    yield from (port.SendCommand(worker, steer) for worker in formation.workers)
 
-        now = self._now
-        times = formation.watch.rank_times(len(formation.workers), now)
-        if times is not None:
-            self._record.add(RankTimesReport(step=self._record.step, busy_seconds=times))
-        step = self._record.step
+        now, step = self._now, self._record.step
+        if (times := formation.watch.rank_times(len(formation.workers), now)) is not None:
+            self._record.add(RankTimesReport(step=step, busy_seconds=times))
         for slow in formation.watch.newly_slow():
-            message = (
-                f"rank {slow.rank} computes {slow.times:.1f} times as long as the median rank, "
-                f"{slow.share:.0%} of the step; the others wait for it"
-            )
-            self._record.add(
-                FaultReport(what=Fault.SLOW_RANK, step=step, rank=slow.rank, share=slow.share, message=message)
-            )
+            computes = f"{slow.times:.1f} times as long as the median rank, {slow.share:.0%} of the step"
+            message = f"rank {slow.rank} computes {computes}; the others wait for it"
+            fault = FaultReport(what=Fault.SLOW_RANK, step=step, rank=slow.rank, share=slow.share, message=message)
+            self._record.add(fault)
         hanging = formation.watch.hangs(now)
         silent: tuple[int, ...] = ()
         if now > self._heard_until:
@@ -485,7 +484,7 @@ class GangController:
                 self._heard_until = min(last.get(each, now) for each in formation.workers) + SILENT_SECONDS
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
-            self._record.add(FaultReport(what=Fault.HANG, step=step, rank=None, share=None, message=message))
+            self._record.add(FaultReport(what=Fault.HANG, step=step, message=message))
             self._state = policy.Suspecting(formation, formation.workers, now, policy.Break(Cause.HANG, message))
             yield port.DumpStacks(formation.workers)
         elif silent:
@@ -513,7 +512,7 @@ class GangController:
     def _check_ends(self, formation: policy.Formation) -> Iterator[port.Decision]:
         ends = list(formation.ends.values())
         if formation.failures or any(end is None or end.how in FAILURES for end in ends):
-            yield from self._stop(formation, self._now, None)
+            yield from self._stop(policy.Stopping(formation, self._now, self._now + STOP_SECONDS, None))
         elif len(ends) < len(formation.workers):
             return
         elif all(end is not None and end.how is End.FINISHED for end in ends):
@@ -604,25 +603,23 @@ class GangController:
 
     def _convict(self, suspecting: policy.Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Break up a gang that hangs or has workers that do not answer."""
-        assert suspecting.reason is not None
-        self._interrupt(suspecting.reason, suspecting.detected)
+        formation, detected, reason = suspecting.formation, suspecting.detected, suspecting.reason
+        assert reason is not None
+        self._interrupt(reason, detected)
         if unresponsive:
             yield port.KillWorkers(tuple(unresponsive), stopped=True)  # the others notice this, and stop
-        yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, unresponsive)
+        yield from self._stop(policy.Stopping(formation, detected, self._now + STOP_SECONDS, reason, unresponsive))
 
     def _interrupt(self, reason: policy.Break, detected: float) -> None:
         self._record.interrupted(reason.cause, reason.message, detected)
         self._record.log("WARNING", f"{reason.message}; the gang is formed again")
 
-    def _stop(
-        self, formation: policy.Formation, detected: float, reason: policy.Break | None,
-        unresponsive: Set[int] = frozenset(),
-    ) -> Iterator[port.Decision]:  # fmt: skip
+    def _stop(self, stopping: policy.Stopping) -> Iterator[port.Decision]:
         """Wait for all ranks to stop."""
+        self._state, formation = stopping, stopping.formation
         running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
         if running:
             yield port.AbortTraining(tuple(running))
-        self._state = stopping = policy.Stopping(formation, detected, self._now + STOP_SECONDS, reason, unresponsive)
         yield from self._check_if_stopped(stopping)
 
     def _check_if_stopped(self, stopping: policy.Stopping) -> Iterator[port.Decision]:
@@ -639,7 +636,17 @@ class GangController:
                 # The other processes may have an older one. Once that is lost, too, the store has it.
                 self._memory_is_lost = self._lost_after == self._record.most_steps
                 self._lost_after = self._record.most_steps
-        self._blame_devices(formation)
+        # Report the GPUs that ranks have failed on, and avoid a node on which this happens again.
+        failed = {rank: end for rank, end in outcomes.items() if end is not None and end.how is End.DEVICE}
+        self._device_faults.update({formation.places[rank].node for rank in failed})
+        for rank, failure in sorted(failed.items()):
+            place = formation.places[rank]
+            gpu = ", ".join(place.accelerators) or "none"
+            times = self._device_faults[place.node]
+            message = f"GPU {gpu} of host {place.host} failed: {failure.message}"
+            if times > 1:
+                message += f"; {times} gangs have ended like this there, so {self._avoid([place.node], times - 1)}"
+            self._record.add(FaultReport(what=Fault.DEVICE, step=self._record.step, rank=rank, message=message))
         # What fails again without a step in between may be the process: full memory, a connection that it keeps.
         again = self._pauses.stalled(self._record.most_steps, self._record.stored_step)
         unusable = {
@@ -647,28 +654,13 @@ class GangController:
             for rank, worker in enumerate(formation.workers)
             if (end := ends.get(rank)) is None or not end.reusable or (again and end.how is End.FAILED)
         }
-        yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
+        unhealthy = stopping.unresponsive | unusable
+        yield self._check(policy.Checking(formation, stopping.detected, stopping.reason, unhealthy))
 
-    def _blame_devices(self, formation: policy.Formation) -> None:
-        """Report the GPUs that ranks have failed on, and avoid a node on which this happens again."""
-        failed = {rank: end for rank, end in formation.outcomes.items() if end is not None and end.how is End.DEVICE}
-        self._device_faults.update({formation.places[rank].node for rank in failed})
-        for rank, end in sorted(failed.items()):
-            place = formation.places[rank]
-            gpu = ", ".join(place.accelerators) or "none"
-            times, message = self._device_faults[place.node], f"GPU {gpu} of host {place.host} failed: {end.message}"
-            if times > 1:
-                message = (
-                    f"{message}; {times} gangs have ended like this there, so {self._avoid([place.node], times - 1)}"
-                )
-            self._record.add(FaultReport(what=Fault.DEVICE, step=self._record.step, rank=rank, message=message))
-
-    def _check(
-        self, formation: policy.Formation | None, detected: float, reason: policy.Break | None, unhealthy: Set[int],
-        first: str | None = None,
-    ) -> port.Decision:  # fmt: skip
+    def _check(self, checking: policy.Checking) -> port.Decision:
+        """Probe all workers but those known to be unhealthy, and their nodes."""
         up = self._up()
-        probed = up.keys() - unhealthy
+        probed = up.keys() - checking.unhealthy
         nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
-        self._state = policy.Checking(formation, detected, reason, unhealthy, probed, first)
+        self._state = replace(checking, probed=probed)
         return port.Probe(tuple(probed), nodes)

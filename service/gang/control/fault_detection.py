@@ -3,9 +3,10 @@
 import statistics
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from boost_core.config import FaultToleranceConfig
 from boost_core.config.job import MOST_LOSSES
@@ -35,8 +36,7 @@ class Heartbeat:
     busy_seconds: float
 
 
-@dataclass(frozen=True)
-class SlowRank:
+class SlowRank(NamedTuple):
     """A rank that the others wait for.
 
     Attributes:
@@ -50,6 +50,7 @@ class SlowRank:
     times: float
 
 
+@dataclass(slots=True)
 class RankTimes:
     """A rank's newest steps, and its times since they were reported last: the same memory however long it trains.
 
@@ -58,33 +59,16 @@ class RankTimes:
         median: The median of its busy seconds over the window; ``None`` before it has done as many steps.
         busy_sum: Sum of its busy seconds since the last report.
         unreported: Number of steps since then.
+        seconds: Duration of each step in the window.
+        busy: Its busy seconds in each of them.
     """
 
-    __slots__ = ("_busy", "_seconds", "busy_sum", "median", "steps", "unreported")
-
-    def __init__(self) -> None:
-        self._seconds, self._busy = array("d", [0.0] * _WINDOW), array("d", [0.0] * _WINDOW)
-        self.steps, self.median, self.busy_sum, self.unreported = 0, None, 0.0, 0
-
-    steps: int
-    median: float | None
-    busy_sum: float
-    unreported: int
-
-    def add(self, beat: Heartbeat) -> None:
-        """Take note of a step."""
-        place = self.steps % _WINDOW
-        self._seconds[place], self._busy[place] = beat.seconds, beat.busy_seconds
-        self.steps += 1
-        if self.steps >= _WINDOW:
-            self.median = statistics.median(self._busy)
-        self.busy_sum += beat.busy_seconds
-        self.unreported += 1
-
-    def share(self) -> float:
-        """The share of its median step that is busy."""
-        assert self.median is not None
-        return self.median / statistics.median(self._seconds)
+    steps: int = 0
+    median: float | None = None
+    busy_sum: float = 0.0
+    unreported: int = 0
+    seconds: "array[float]" = field(default_factory=lambda: array("d", [0.0] * _WINDOW))
+    busy: "array[float]" = field(default_factory=lambda: array("d", [0.0] * _WINDOW))
 
 
 class GangWatch:
@@ -113,7 +97,13 @@ class GangWatch:
         """Take note of a step of a rank."""
         times = self._ranks[rank]
         self._unreported += times.unreported == 0
-        times.add(beat)
+        place = times.steps % _WINDOW
+        times.seconds[place], times.busy[place] = beat.seconds, beat.busy_seconds
+        times.steps += 1
+        if times.steps >= _WINDOW:
+            times.median = statistics.median(times.busy)
+        times.busy_sum += beat.busy_seconds
+        times.unreported += 1
         self._has_news = True
         self.progress(now)  # including a step repeated after a rollback
         if beat.step > self._step:
@@ -122,10 +112,9 @@ class GangWatch:
 
     def hangs(self, now: float) -> float | None:
         """Return how long nothing has happened, if that is too long."""
+        limit = self._config.hang_seconds * _FIRST_STEP
         if self._seconds:
             limit = max(self._config.hang_seconds, self._config.hang_factor * statistics.median(self._seconds))
-        else:
-            limit = self._config.hang_seconds * _FIRST_STEP
         silent = now - self._progress
         return silent if silent > limit else None
 
@@ -157,7 +146,9 @@ class GangWatch:
         usual = statistics.median_low(busy.values())
         slow = {rank for rank, seconds in busy.items() if seconds > self._config.slow_rank_factor * usual}
         fresh, self._slow = slow - self._slow, slow
-        return [SlowRank(rank, self._ranks[rank].share(), busy[rank] / usual) for rank in sorted(fresh)]
+        # The share of its median step in which each computes.
+        shares = {rank: busy[rank] / statistics.median(self._ranks[rank].seconds) for rank in sorted(fresh)}
+        return [SlowRank(rank, share, busy[rank] / usual) for rank, share in shares.items()]
 
 
 @dataclass
@@ -223,17 +214,14 @@ class RestartPauses:
             step: Most steps that were done so far.
             stored_step: Step of the newest checkpoint; -1 without one.
         """
-        return self._at_fault is not None and not self._progressed(step, stored_step)
+        return self._at_fault is not None and step <= self._at_fault[0] and stored_step <= self._at_fault[1]
 
     def fault(self, step: int, stored_step: int) -> float:
         """Take note of a fault, and return the seconds to wait. Arguments as for ``stalled``."""
-        self._repeats = 0 if self._progressed(step, stored_step) else self._repeats + 1
+        before, stored_before = self._at_fault or (0, -1)
+        self._repeats = 0 if step > before or stored_step > stored_before else self._repeats + 1
         self._at_fault = step, stored_step
         return min(2.0 ** (self._repeats - 1), _LONGEST_PAUSE) if self._repeats else 0.0
-
-    def _progressed(self, step: int, stored_step: int) -> bool:
-        before, stored_before = self._at_fault or (0, -1)
-        return step > before or stored_step > stored_before
 
 
 @dataclass
@@ -242,10 +230,11 @@ class NodeWatch:
 
     Attributes:
         quarantined: Until when nodes are treated as gone.
+        leaving: By when each node that will go away must be left; from then on that is urgent.
     """
 
     quarantined: dict[str, float] = field(default_factory=dict)
-    _last_moments: dict[str, float] = field(default_factory=dict)  # by when each leaving node must be left
+    leaving: dict[str, float] = field(default_factory=dict)
     _silent: dict[str, float] = field(default_factory=dict)  # until when nodes count as dead that the cluster does not
 
     def see(self, alive: Collection[str], leaving: Mapping[str, float | None], now: float) -> None:
@@ -257,9 +246,9 @@ class NodeWatch:
             now: The present time.
         """
         self._silent = {node: until for node, until in self._silent.items() if node in alive and until > now}
-        self._last_moments = {
+        self.leaving = {
             # A later notice may leave less time, as a preemption during a drain by hand does.
-            node: min(self._last_moments.get(node, inf), now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
+            node: min(self.leaving.get(node, inf), now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
             for node, at in leaving.items()
         }
 
@@ -268,22 +257,9 @@ class NodeWatch:
         self._silent |= dict.fromkeys(silent, now + _SILENT_SECONDS)
         return {*silent, *dead, *self._quarantined(now)}
 
-    @property
-    def any_leaving(self) -> bool:
-        """Whether any node will go away."""
-        return bool(self._last_moments)
-
-    def leaving(self, nodes: Iterable[str]) -> bool:
-        """Whether any of these nodes will go away."""
-        return any(node in self._last_moments for node in nodes)
-
-    def urgent(self, nodes: Iterable[str], now: float) -> bool:
-        """Whether any of these nodes will go away soon."""
-        return any(self._last_moments.get(node, now + 1) <= now for node in nodes)
-
     def unusable(self, now: float) -> set[str]:
         """Nodes on which nothing should be placed."""
-        return self._silent.keys() | self._quarantined(now) | self._last_moments.keys()
+        return self._silent.keys() | self._quarantined(now) | self.leaving.keys()
 
     def _quarantined(self, now: float) -> set[str]:
         return {node for node, until in self.quarantined.items() if until > now}

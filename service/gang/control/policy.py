@@ -355,26 +355,22 @@ class SparePolicy:
 
     Attributes:
         node: The node on which one has been started.
+        status: Its status as last observed.
     """
 
     spec: JobSpec
     record: GangRecord
     node: str | None = None
-    _status: port.SpareStatus | None = None
+    status: port.SpareStatus | None = None
     _failed: dict[str, float] = field(default_factory=dict)  # until when nodes are left alone
     _look_at: float = 0.0
     _copy_at: float = 0.0
     _report_at: float = 0.0
     _busy_since: float | None = None
 
-    def owner(self, unusable: Set[str]) -> tuple[int, ...]:
-        """Return its number, if it has a copy and its node is not known to be gone."""
-        status = self._status
-        return (status.number,) if status and status.saved and status.node not in unusable else ()
-
     def observe(self, status: port.SpareStatus | None) -> None:
         """Take note of its status."""
-        before, self._status = self._status, status
+        before, self.status = self.status, status
         if status is None or status.saved is None or (before and before.saved == status.saved):
             return
         now, (_, step) = self.record.now.seconds, status.saved
@@ -416,7 +412,7 @@ class SparePolicy:
             avoid_kinds: Kinds of GPU that it cannot use.
             growing: Whether more replicas are about to join it.
         """
-        now, status, settled = self.record.now.seconds, self._status, self.record.settled
+        now, status, settled = self.record.now.seconds, self.status, self.record.settled
         nodes = [gang.places[rank].node for rank in gang.uncopied]  # of the ranks whose state would be lost with them
         if self.node is None:
             if nodes and settled and not growing and now >= self._look_at:
@@ -452,6 +448,6 @@ class SparePolicy:
 
     def forget(self) -> None:
         """Take note that it ends, by itself or with the gang."""
-        if self._status is not None and self._status.saved is not None:
+        if self.status is not None and self.status.saved is not None:
             self.record.add(SpareReport(step=None, node=None))
-        self.node = self._status = self._busy_since = None
+        self.node = self.status = self._busy_since = None

@@ -6,19 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count, islice
 
+from boost_core import messages
 from boost_core.config import Layout
-from boost_core.messages import (
-    PLANNED_CAUSES,
-    Cause,
-    CheckpointReport,
-    InterruptionReport,
-    LogLine,
-    Report,
-    RestartReport,
-    ShapeReport,
-    StartReport,
-    StepReport,
-)
+from boost_core.messages import PLANNED_CAUSES, Cause, Report
 from service.gang.assignment import WorkerPlace
 from service.gang.control.port import Moment
 from service.gang.status import GangPhase, GangReport, GangStatus
@@ -76,10 +66,9 @@ class GangRecord:
         self._sequence = count(1)
         self._polled_text: tuple[GangPhase, str] | None = None  # at the last poll
         self._interruption: Interruption | None = None
-        self.start: StartReport | None = None
+        self.start: messages.StartReport | None = None
         self._copy_is_due = False
-        self.step, self.stored_step, self.last_sign = 0, -1, now.seconds
-        self.most_steps = 0
+        self.step, self.most_steps, self.stored_step, self.last_sign = 0, 0, -1, now.seconds
         self._store_failed_at: float | None = None  # when the store first refused the last checkpoint
 
     @property
@@ -101,25 +90,25 @@ class GangRecord:
         """
         if kept_step is not None:
             self._copy_is_due = False
-        if any(not isinstance(report, LogLine) for _, report in reports):
+        if any(not isinstance(report, messages.LogLine) for _, report in reports):
             self.last_sign = self.now.seconds
         for moment, report in reports:
             match report:
-                case StartReport():
+                case messages.StartReport():
                     self.start = report
                     self._copy_is_due &= report.step > 0  # before the first step there is nothing to lose
                     self.step = report.step
                     self.reached("start", self.now.seconds - report.load_seconds)
                     self.reached("load")
                     self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
-                case StepReport():
+                case messages.StepReport():
                     self.step, self._store_failed_at = report.step, None
                     self.most_steps = max(self.most_steps, report.step)
                     if (interruption := self._interruption) and self.start:
                         self.reached("first_step")
                         self._interruption = None
                         resumed_from, seconds = self.start.resumed_from, self.now.seconds - interruption.began
-                        restart = RestartReport(
+                        restart = messages.RestartReport(
                             cause=interruption.cause,
                             message=interruption.message,
                             step=interruption.step,
@@ -132,7 +121,7 @@ class GangRecord:
                             parts=interruption.parts,
                         )
                         self.add(restart, moment)
-                case CheckpointReport():
+                case messages.CheckpointReport():
                     self.stored_step = max(self.stored_step, report.step)
             self.add(report, moment)
 
@@ -147,7 +136,7 @@ class GangRecord:
         """
         self._layout, self.start, self._copy_is_due = layout, None, makes_copies
         self.add(
-            ShapeReport(
+            messages.ShapeReport(
                 **layout.sizes,
                 nodes=[place.node for place in places],
                 metrics_endpoints=[place.metrics for place in places],
@@ -172,7 +161,7 @@ class GangRecord:
             self._interruption = Interruption(cause, message, self.step, since, since)
             self.reached("detect", detected)
             self.start = None  # a step reported after this is not the next gang's first
-            self.add(InterruptionReport(cause=cause, message=message, step=self.step))
+            self.add(messages.InterruptionReport(cause=cause, message=message, step=self.step))
         elif self._interruption and self._interruption.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES:
             self._interruption.cause, self._interruption.message = cause, message
         self.last_sign = self.now.seconds
@@ -213,7 +202,7 @@ class GangRecord:
 
     def log(self, level: str, message: str, rank: int = 0) -> None:
         """Add a line to the job's log."""
-        self.add(LogLine(rank=rank, level=level, message=message))
+        self.add(messages.LogLine(rank=rank, level=level, message=message))
 
     def add(self, report: Report, at: datetime | None = None) -> None:
         """Add a report: the supervisor's own, made now, or a rank's with its time."""
@@ -226,9 +215,8 @@ class GangRecord:
         """Return the status with the reports after ``after_sequence``; those up to it are dropped."""
         while self._reports and self._reports[0].sequence <= after_sequence:
             self._reports.popleft()
-        more = len(self._reports) > REPORTS_A_POLL
         phase, message = self.status_text
-        if more:
+        if len(self._reports) > REPORTS_A_POLL:
             phase = GangPhase.TRAINING
         self._polled_text = phase, message
         return GangStatus(phase, message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)

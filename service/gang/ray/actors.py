@@ -17,7 +17,7 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
@@ -28,7 +28,7 @@ from boost_core.config import Layout
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import GangContext, WorkerPlace, worker_resources
 from service.gang.control.port import SpareStatus, StartReplica, WorkerStatus
-from service.gang.ray.fork_server import python_of_forks
+from service.gang.ray.fork_server import PYTHON_OF_FORKS
 from service.gang.ray.private_api import free_memory
 
 if TYPE_CHECKING:
@@ -70,17 +70,10 @@ class WorkerHandle:
         from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 
         self.number, self.resources = next(_numbers), dict(resources)
-        self.actor: ActorProxy[RankWorker] = (
-            ray.remote(RankWorker)
-            .options(
-                max_concurrency=CALLS_AT_ONCE,
-                num_cpus=resources.get("CPU", 0),
-                num_gpus=resources.get("GPU", 0),
-                scheduling_strategy=where,
-                runtime_env={"py_executable": python_of_forks()},
-            )
-            .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
-        )
+        cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+        actor = _forked(RankWorker, CALLS_AT_ONCE, where, num_cpus=cpus, num_gpus=gpus)
+        title = f"{context.tag}: worker {self.number}"
+        self.actor: ActorProxy[RankWorker] = actor.remote(title, self.number, supervisor, context)
         self._node, self._placing = node, self.actor.place.remote()
         self.place: WorkerPlace | None = None
         self._status = WorkerStatus(self.number, node=node)
@@ -100,6 +93,13 @@ class WorkerHandle:
         ray.kill(cast(ActorHandle[Any], self.actor))
         if stopped and self.place is not None:
             end_processes(self.place.node, [self.place.pid], 0.0)
+
+
+def _forked(actor: Any, calls_at_once: int, where: SchedulingStrategyT, **takes: float) -> Any:
+    """A class of actors whose processes are forks of their nodes' fork servers."""
+    forks = {"py_executable": PYTHON_OF_FORKS}
+    options = {"max_concurrency": calls_at_once, "scheduling_strategy": where, "runtime_env": forks}
+    return ray.remote(actor).options(**options, **takes)
 
 
 def ready(calls: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
@@ -160,16 +160,12 @@ class RayReplica:
         self._tensor, self._groups = layout.tp, layout.per_replica.world_size // layout.tp
         self._resources = worker_resources(spec)
         bundle = {resource: amount * self._tensor for resource, amount in self._resources.items()}
-        self._placement = (
-            None
-            if request.keep_on
-            else placement_group(
-                [bundle] * self._groups,
-                strategy=spec.resources.placement,
-                name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{request.number})",  # unique names
-                bundle_label_selector=[dict(request.selector)] * self._groups if request.selector else None,
-            )
-        )
+        self._placement: PlacementGroup | None = None
+        if not request.keep_on:
+            name = f"{tag.name} ({tag.job_id}-{tag.attempt}-{request.number})"  # unique
+            labels = [dict(request.selector)] * self._groups if request.selector else None
+            bundles, strategy = [bundle] * self._groups, spec.resources.placement
+            self._placement = placement_group(bundles, strategy, name, bundle_label_selector=labels)
         self._nodes: Mapping[int, str] = {}  # of its bundles
         self.workers: list[WorkerHandle] = []
         self._all_up: tuple[WorkerStatus, ...] | None = None
@@ -239,12 +235,11 @@ class SpareHolder:
         """Copy the newest snapshots of ranks; see ``SpareCopy.copy``."""
         from service.gang.worker.spare_copy import Rank
 
-        return self._copy.copy(
-            [
-                Rank(partial(_call, actor.hold, generation, rank), partial(_call, actor.read), actor.release.remote)
-                for rank, actor in actors.items()
-            ]
-        )
+        ranks = [
+            Rank(partial(_call, actor.hold, generation, rank), partial(_call, actor.read), actor.release.remote)
+            for rank, actor in actors.items()
+        ]
+        return self._copy.copy(ranks)
 
     @ray.method
     def indexes(self) -> list[SnapshotIndex]:
@@ -276,16 +271,9 @@ class RaySpare:
 
     def __init__(self, node: str, context: GangContext) -> None:
         self.number, self._node = next(_numbers), node
-        self.actor: ActorProxy[SpareHolder] = (
-            ray.remote(SpareHolder)
-            .options(
-                num_cpus=0,
-                max_concurrency=SPARE_CALLS_AT_ONCE,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env={"py_executable": python_of_forks()},  # ranks placed there later find a warm server
-            )
-            .remote(f"{context.tag}: spare copy", context)
-        )
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = _forked(SpareHolder, SPARE_CALLS_AT_ONCE, where, num_cpus=0)  # ranks placed there find a warm server
+        self.actor: ActorProxy[SpareHolder] = actor.remote(f"{context.tag}: spare copy", context)
         self._starting: ObjectRef[list[SnapshotIndex]] | None = self.actor.indexes.remote()  # answers once it is up
         self.copying: ObjectRef[tuple[int, int] | None] | None = None
         self._saved: tuple[int, int] | None = None
@@ -303,13 +291,12 @@ class RaySpare:
             copying, self.copying = self.copying, None
             try:
                 self._saved = ray.get(copying) or self._saved
-            except RayTaskError as error:
-                if isinstance(error, MemoryError):
-                    self._failure = _first_line(error)
-                else:  # a rank is gone; the previous copy stays in place
-                    logger.info("the spare copy was not renewed: %s", _first_line(error))
             except RayError as error:
-                self._failure = _first_line(error)
+                if isinstance(error, RayTaskError) and not isinstance(error, MemoryError):
+                    # A rank is gone; the previous copy stays in place.
+                    logger.info("the spare copy was not renewed: %s", _first_line(error))
+                else:
+                    self._failure = _first_line(error)
         up = self._starting is None and self._failure is None
         return SpareStatus(self.number, self._node, up, self.copying is not None, self._saved, self._failure)
 

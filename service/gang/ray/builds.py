@@ -106,17 +106,9 @@ class Builder:
             self._status = BuildStatus(self._status.progress, lineage=values)
 
     def _note_progress(self, progress: "BuildProgress") -> None:
-        self._status = BuildStatus(
-            DatasetProgress(
-                stage=progress.stage,
-                done=progress.done,
-                of=progress.of,
-                documents=progress.counts.read,
-                bytes=progress.bytes,
-                seconds=progress.seconds,
-                cpus=self._task.cpus,
-            )
-        )
+        shared = {name: getattr(progress, name) for name in ("stage", "done", "of", "bytes", "seconds")}
+        documents, cpus = progress.counts.read, self._task.cpus
+        self._status = BuildStatus(DatasetProgress(**shared, documents=documents, cpus=cpus))
 
 
 def _prepare_worker(access: Access) -> None:

@@ -28,8 +28,7 @@ def main() -> None:
     pid = 0
     for _ in range(TRIES):
         try:
-            folder = _folder_of(sys.argv[1:])
-            address = f"/proc/self/fd/{folder}/{_name()}"  # a socket's path must be short
+            folder, address = _server_of(sys.argv[1:])
             server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             server.settimeout(START_SECONDS)
             try:
@@ -64,8 +63,13 @@ def main() -> None:
     select.select([worker], [], [])
 
 
-def _folder_of(arguments: list[str]) -> int:
+def _server_of(arguments: list[str]) -> tuple[int, str]:
     """Open the folder of a node's servers, next to Ray's sockets; only this user can open what is in it.
+
+    Returns:
+        The folder, and the address of a server there, while the folder is open. The server's name differs between
+        interpreters, installations and environments. It also differs between drivers: Ray reads its job's ID from the
+        environment once per process, and forks keep it.
 
     Raises:
         OSError: The folder cannot be created or opened.
@@ -79,16 +83,9 @@ def _folder_of(arguments: list[str]) -> int:
     status = os.fstat(folder)
     if status.st_uid != os.getuid() or status.st_mode & 0o077:  # Ray lets all users write next to its sockets
         raise PermissionError(f"{path} does not belong to this user alone")
-    return folder
-
-
-def _name() -> str:
-    """Return a server's name, which differs between interpreters, installations and environments.
-
-    It also differs between drivers: Ray reads its job's ID from the environment once per process, and forks keep it.
-    """
     environment = sorted(os.environ.items())
-    return hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
+    name = hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
+    return folder, f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
 
 
 def _start_server(address: str) -> None:

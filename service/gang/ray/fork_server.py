@@ -37,11 +37,8 @@ ONE_THREAD = {  # of libraries that would start threads on import
 IDLE_SECONDS = 300.0
 REQUEST_SECONDS = 5.0  # for a connected client to send its request
 REQUEST_BYTES = 2**20
-
-
-def python_of_forks() -> str:
-    """Return the command that Ray runs instead of the interpreter, on every node."""
-    return shlex.join([sys.executable, "-I", "-S", fork_client.__file__])
+# The command that Ray runs instead of the interpreter, on every node.
+PYTHON_OF_FORKS = shlex.join([sys.executable, "-I", "-S", fork_client.__file__])
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,7 @@ def _loaded_files() -> dict[str, int]:
     """Return the modification times of all imported files, in nanoseconds since 1970."""
     changed: dict[str, int] = {}
     for module in list(sys.modules.values()):
-        path = getattr(module, "__dict__", {}).get("__file__")
-        if path:
+        if path := getattr(module, "__dict__", {}).get("__file__"):
             with suppress(OSError):
                 changed[path] = Path(path).stat().st_mtime_ns
     return changed

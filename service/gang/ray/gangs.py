@@ -190,18 +190,11 @@ class RayGangs:
         """
         free = private_api.free_resources(private_api.ANSWER_SECONDS)
         draining = private_api.draining_nodes(private_api.ANSWER_SECONDS)
-        nodes = _nodes_for_ranks()
-        unusable = self._checks.unusable(nodes) if self._checks else {}
+        nodes = {node["NodeID"]: node for node in _nodes_for_ranks()}
+        unusable = self._checks.unusable(nodes.values()) if self._checks else {}
         return [
-            NodeCapacity(
-                node["NodeID"],
-                total=node["Resources"],
-                free=free.get(node["NodeID"], {}),
-                labels=node.get("Labels", {}),
-                draining=node["NodeID"] in draining,
-                unusable=unusable.get(node["NodeID"]),
-            )
-            for node in nodes
+            NodeCapacity(key, node["Resources"], free.get(key, {}), node["Labels"], key in draining, unusable.get(key))
+            for key, node in nodes.items()
         ]
 
     def request_nodes(self, bundles: Sequence[Bundle]) -> None:
@@ -233,10 +226,10 @@ class RayGangs:
         access = self._access.of(tag.tenant, spec.credentials)
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
         context = GangContext(tag, access, self._metrics_ports, logs, basis=basis)
-        gang = tag.job_id, tag.attempt
+        gang, name = (tag.job_id, tag.attempt), f"{tag.job_id}-{tag.attempt}"
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=_name_of(gang), get_if_exists=True, lifetime="detached", num_cpus=0, resources=ON_THE_HEAD
+            name=name, get_if_exists=True, lifetime="detached", num_cpus=0, resources=ON_THE_HEAD
         )
         actor = supervisor.remote(spec, orders, context)
         self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))  # it takes seconds to start and to answer
@@ -301,11 +294,9 @@ class RayGangs:
     def _handle(self, gang: GangKey) -> _Handle | None:
         """Return the handle of a gang's supervisor; ``None`` if there is none."""
         if gang not in self._handles:
-            try:
-                self._handles[gang] = _Handle(ray.get_actor(_name_of(gang)))
-            except ValueError:  # Ray raises this if there is none
-                return None
-        return self._handles[gang]
+            with contextlib.suppress(ValueError):  # Ray raises this if there is none
+                self._handles[gang] = _Handle(ray.get_actor("{}-{}".format(*gang)))
+        return self._handles.get(gang)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
         """Wait at most ``seconds`` for supervisors with news since their last poll, and return their gangs."""
@@ -347,7 +338,7 @@ class RayGangs:
             ConnectionError: Ray's head does not answer.
             RuntimeError: Some are left; its job must not get another gang yet.
         """
-        gang = job_id, attempt
+        gang, problem = (job_id, attempt), f"gang {attempt} of {job_id} does not answer"
         handle, own = self._handle(gang), dict[str, list[int]]()
         if handle is not None:
             private_api.require_head()
@@ -362,24 +353,15 @@ class RayGangs:
                 answers = [end_processes(node, pids, seconds) for node, pids in there]
                 left = [pid for pids in ray.get(answers, timeout=END_SECONDS) for pid in pids]
                 if left:
-                    raise RuntimeError(
-                        f"gang {attempt} of {job_id} does not answer, and its processes {left} cannot be killed"
-                    )
+                    raise RuntimeError(f"{problem}, and its processes {left} cannot be killed")
         except RayError as error:
-            raise RuntimeError(
-                f"gang {attempt} of {job_id} does not answer, and was not ended: {type(error).__name__}"
-            ) from error
+            raise RuntimeError(f"{problem}, and was not ended: {type(error).__name__}") from error
         finally:
             self._handles.pop(gang, None)  # it is tried again after another silence
             self._left[gang] = time.monotonic(), self._left[gang][1]
         del self._left[gang]
         if handle is not None:
             ray.kill(handle.actor)
-
-
-def _name_of(gang: GangKey) -> str:
-    """Return the name of a gang's supervisor."""
-    return "{}-{}".format(*gang)
 
 
 def _nodes_for_ranks() -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,16 @@ class JoinedNode:
         ]  # fmt: skip
         with output.open("w") as log:
             # In its own session, because the service must leave the cluster before its node ends, even on ^C.
+            end_with_parent = partial(_libc.prctl, _SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
             self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=lambda: _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),
+                command, stdout=log, stderr=log, start_new_session=True, preexec_fn=end_with_parent
             )
         try:
             deadline = time.monotonic() + START_SECONDS
             while self.folder not in nodes_here(address):
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise ConnectionError(
-                        f"this machine could not join the Ray cluster at {address}; Ray's output:\n"
-                        f"{output.read_text()[-2000:]}"
-                    )
+                    problem = f"this machine could not join the Ray cluster at {address}; Ray's output:"
+                    raise ConnectionError(f"{problem}\n{output.read_text()[-2000:]}")
                 time.sleep(0.1)
         except BaseException:
             self.close()
@@ -164,18 +160,18 @@ class _Check:
     """The check of one node.
 
     Attributes:
-        answer: Ray's reference to its answer; ``None`` once that is read.
         began: When it was first asked, on the monotonic clock.
+        answer: Ray's reference to its answer; ``None`` once that is read.
         reason: Why it cannot be used.
         read: Whether it has answered.
-        again_at: When it is to be asked again, if at all.
+        again_at: When it is to be asked, if at all.
     """
 
-    answer: Any
     began: float
+    answer: Any = None
     reason: str | None = "is being checked"
     read: bool = False
-    again_at: float | None = None
+    again_at: float | None = 0.0
 
 
 class NodeChecks:
@@ -232,7 +228,12 @@ class NodeChecks:
             wait_seconds: How long to wait for their answers.
         """
         has_gpus = {node["NodeID"]: "GPU" in node["Resources"] for node in nodes}
-        self._checks = {node: self._checks.get(node) or _Check(self._ask(node), time.monotonic()) for node in has_gpus}
+        self._checks = {node: self._checks.get(node) or _Check(time.monotonic()) for node in has_gpus}
+        for node, check in self._checks.items():
+            if check.answer is None and check.again_at is not None and time.monotonic() >= check.again_at:
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                remote = self._software.options(scheduling_strategy=there).remote
+                check.answer = remote(self._head["interpreter"], self._head["starter"])
         pending = [check.answer for check in self._checks.values() if check.answer is not None]
         answered = set(ready(pending, wait_seconds))
         reasons: dict[str, str] = {}
@@ -248,16 +249,9 @@ class NodeChecks:
                     check.reason, check.read = f"cannot be checked: {error.cause}", True
                 except RayError:
                     pass  # what has kept it from answering says nothing about its software
-            elif check.answer is None and check.again_at is not None and now >= check.again_at:
-                check.answer = self._ask(node)
             if check.reason is not None and (check.read or now < check.began + ANSWER_SECONDS):
                 reasons[node] = check.reason
         return reasons
-
-    def _ask(self, node: str) -> Any:
-        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        command = self._head["interpreter"], self._head["starter"]
-        return self._software.options(scheduling_strategy=strategy).remote(*command)
 
 
 def why_not(node: Software, head: Software, has_gpus: bool) -> str | None:

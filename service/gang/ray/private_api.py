@@ -69,6 +69,8 @@ OF_A_WORKER = (  # imported by Ray in a worker
 )  # fmt: skip
 _SIGACTION_BYTES = 256  # larger than the C library's struct on any platform
 _libc = ctypes.CDLL(None)
+_gcs_messages, _autoscaler_messages = cast(Any, gcs_pb2), cast(Any, autoscaler_pb2)
+_ALIVE = _gcs_messages.GcsNodeInfo.GcsNodeState.ALIVE
 _VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
 
 
@@ -107,9 +109,8 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = supported
-        if before is None:
-            del os.environ[name]
-        else:
+        del os.environ[name]
+        if before is not None:
             os.environ[name] = before
 
 
@@ -172,11 +173,8 @@ def gcs_address(address: str) -> str:
 
 def nodes_here(address: str) -> set[str]:
     """Return the temporary folders of a cluster's nodes on this machine, as far as this process may talk to them."""
-    runtime: Any = ray
-    messages: Any = gcs_pb2
-    nodes = runtime._raylet.GcsClient(address=address).get_all_node_info(
-        timeout=GCS_SECONDS, state_filter=messages.GcsNodeInfo.GcsNodeState.ALIVE
-    )
+    gcs = cast(Any, ray)._raylet.GcsClient(address=address)
+    nodes = gcs.get_all_node_info(timeout=GCS_SECONDS, state_filter=_ALIVE)
     folders = set()
     for node in nodes.values():
         address = node.node_manager_address
@@ -200,13 +198,12 @@ def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
     Raises:
         ConnectionError: The head does not answer.
     """
-    messages: Any = gcs_pb2
     with _gcs() as gcs:
         nodes = gcs.get_all_node_info(timeout=seconds)
     return [
         {
             "NodeID": node_id.hex(),
-            "Alive": node.state == messages.GcsNodeInfo.GcsNodeState.ALIVE,
+            "Alive": node.state == _ALIVE,
             "Resources": dict(node.resources_total),
             "Labels": dict(node.labels),
             "NodeManagerAddress": node.node_manager_address,
@@ -218,9 +215,9 @@ def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
 
 def free_resources(seconds: float | None = None) -> dict[str, dict[str, float]]:
     """Return free resources by node; nodes that have just joined may be missing. ``seconds`` as in ``node_table``."""
-    messages: Any = autoscaler_pb2
     with _gcs() as gcs:
-        reply = messages.GetClusterResourceStateReply.FromString(gcs.get_cluster_resource_state(timeout_s=seconds))
+        answer = gcs.get_cluster_resource_state(timeout_s=seconds)
+    reply = _autoscaler_messages.GetClusterResourceStateReply.FromString(answer)
     return {node.node_id.hex(): dict(node.available_resources) for node in reply.cluster_resource_state.node_states}
 
 
@@ -242,10 +239,9 @@ def actor_processes(actor_id: str) -> tuple[dict[str, list[int]], dict[str, list
     Args:
         actor_id: The actor's ID in hex; without a process yet, or an unknown one, it has no processes.
     """
-    messages: Any = gcs_pb2
-    accessor: Any = state.state._connect_and_get_accessor()
-    table: list[Any] = [messages.ActorTableData.FromString(each) for each in accessor.get_actor_table(None, None)]
-    running = [each for each in table if each.pid and each.state != messages.ActorTableData.DEAD]
+    accessor, message = cast(Any, state.state)._connect_and_get_accessor(), _gcs_messages.ActorTableData
+    table: list[Any] = [message.FromString(each) for each in accessor.get_actor_table(None, None)]
+    running = [each for each in table if each.pid and each.state != message.DEAD]
     workers = {each.address.worker_id for each in running if each.actor_id.hex() == actor_id}
     own: dict[str, list[int]] = {}
     started: dict[str, list[int]] = {}
@@ -263,9 +259,9 @@ def autoscaler_refuses() -> bool:
     Raises:
         ConnectionError: Ray's head does not answer within ``ANSWER_SECONDS``.
     """
-    messages: Any = autoscaler_pb2
     with _gcs() as gcs:
-        status = messages.GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=ANSWER_SECONDS))
+        answer = gcs.get_cluster_status(timeout_s=ANSWER_SECONDS)
+    status = _autoscaler_messages.GetClusterStatusReply.FromString(answer)
     requested = list(status.cluster_resource_state.cluster_resource_constraints)
     return bool(requested) and requested == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
 
@@ -280,8 +276,7 @@ def free_memory(share_to_leave: float = 0.0) -> int:
 @contextlib.contextmanager
 def _gcs() -> Iterator[Any]:
     """Yield this process's client of the cluster's GCS. Creating another would block until the GCS answers."""
-    process, runtime = cast(Any, worker.global_worker), cast(Any, ray)
     try:
-        yield process.gcs_client
-    except runtime.exceptions.RpcError as error:
+        yield cast(Any, worker.global_worker).gcs_client
+    except cast(Any, ray).exceptions.RpcError as error:
         raise ConnectionError("Ray's head does not answer") from error

@@ -56,9 +56,8 @@ class Supervisor:
         runtime: Any = ray.get_runtime_context()
         self._tag = context.tag
         self._changed = threading.Condition()  # guards the controller and the record
-        self._record = GangRecord(
-            port.Moment(time.monotonic(), datetime.now(UTC)), runtime.get_actor_id(), self._changed.notify_all
-        )
+        now = port.Moment(time.monotonic(), datetime.now(UTC))
+        self._record = GangRecord(now, runtime.get_actor_id(), self._changed.notify_all)
         self._controller = GangController(spec, orders, self._record, context.basis)
         self._executor = RayExecutor(spec, runtime.current_actor, context)
         threading.Thread(target=self._run, name="gang", daemon=True).start()
@@ -133,17 +132,14 @@ class Supervisor:
         decisions = deque(self._handle(event))
         while decisions:
             decision = decisions.popleft()
+            answer = self._executor.execute(decision)
             if isinstance(decision, port.Finish):
-                self._finish(decision)
+                with self._changed:
+                    self._record.say(decision.phase, decision.message)
                 return True
-            if answer := self._executor.execute(decision):
+            if answer:
                 decisions.extend(self._handle(answer))
         return False
-
-    def _finish(self, end: port.Finish) -> None:
-        self._executor.execute(end)
-        with self._changed:
-            self._record.say(end.phase, end.message)
 
 
 class RayExecutor:
@@ -205,24 +201,20 @@ class RayExecutor:
                 for worker in self._workers(numbers):
                     worker.kill(stopped)
             case port.StartTraining():
-                from service.gang.ray_train.rank_worker import RunWorker
-
                 actors: dict[int, Any] = {number: worker.actor for number, worker in by_number.items()}
                 if self._spare is not None:
                     actors[self._spare.number] = self._spare.actor  # it is read from like a worker
                 needed = set(decision.recovery.owners.values()) if decision.recovery else set()
                 recovery, read_from = ray.put(decision.recovery), ray.put({number: actors[number] for number in needed})
-                run_workers, first_on = [], dict[str, WorkerHandle]()
-                for number, assignment in zip(decision.workers, decision.assignments, strict=True):
-                    worker = by_number[number]
+                workers, first_on = [by_number[number] for number in decision.workers], dict[str, WorkerHandle]()
+                for worker, assignment in zip(workers, decision.assignments, strict=True):
                     assert worker.place is not None  # only workers that are up form a gang
                     first = first_on.setdefault(worker.place.node, worker)
                     relay = None if first is worker else first.actor
                     end = worker.actor.train.remote(assignment, recovery, read_from, relay)
                     self._ends[end] = assignment.generation, assignment.rank
-                    run_workers.append(RunWorker(worker.actor, worker.place, worker.resources))
                 self._generation, self._halts = decision.assignments[0].generation, True
-                self.run.form(self._generation, run_workers)
+                self.run.form(self._generation, workers)
             case port.HaltTraining(workers=numbers, store=store):
                 for worker in self._workers(numbers):
                     worker.actor.halt.remote(store)
@@ -233,9 +225,9 @@ class RayExecutor:
                 by_number[number].actor.command.remote(command)
             case port.StartSpare(node=node):
                 self._spare = RaySpare(node, self._context)
-            case port.CopyToSpare(generation=generation, workers=workers):
+            case port.CopyToSpare(generation=generation, workers=numbers_by_rank):
                 if self._spare is not None:
-                    ranks = {rank: by_number[number].actor for rank, number in workers.items()}
+                    ranks = {rank: by_number[number].actor for rank, number in numbers_by_rank.items()}
                     self._spare.copying = self._spare.actor.copy.remote(generation, ranks)
             case port.EndSpare() | port.Finish():
                 if self._spare is not None:

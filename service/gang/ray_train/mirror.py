@@ -53,7 +53,8 @@ from ray.train.v2.api.result import Result
 from boost_core.config import JobSpec
 from service.gang.assignment import ON_THE_HEAD, GangContext, worker_resources
 from service.gang.control.port import Finish
-from service.gang.ray_train.rank_worker import SETTINGS, RunWorker, TrainingFunction
+from service.gang.ray.actors import WorkerHandle
+from service.gang.ray_train.rank_worker import SETTINGS, TrainingFunction
 from service.gang.status import GangPhase
 from service.security.access import Access
 
@@ -74,7 +75,7 @@ class FormGeneration:
     """Train a generation on these workers, in the order of their ranks."""
 
     generation: int
-    workers: Sequence[RunWorker]
+    workers: Sequence[WorkerHandle]
 
 
 @dataclass(frozen=True)
@@ -158,16 +159,13 @@ class RunState(StateManagerCallback):
         if isinstance(current_state, run_states.ReschedulingState):  # a worker was lost before the group had started
             cause = str(current_state.training_failed_error)
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, cause)
-        self._publish()
+        self.say(self._message)
 
-    def say(self, message: str) -> None:
-        """Publish the gang's message."""
+    def say(self, message: str | None) -> None:
+        """Publish the run with the gang's message."""
         self._message = message
-        self._publish()
-
-    def _publish(self) -> None:
         run = self._state_manager._runs[self._run_id]
-        run.status_detail = self._message
+        run.status_detail = message
         self._state_manager._create_or_update_train_run(run)
 
 
@@ -203,7 +201,7 @@ class GangWorkerGroup(WorkerGroup):
         halted: Whether all its ranks have stopped as they were told to.
     """
 
-    def __init__(self, workers: Sequence[RunWorker], *arguments: Any) -> None:
+    def __init__(self, workers: Sequence[WorkerHandle], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._workers_of_gang = workers
         self.halted = False
@@ -216,17 +214,17 @@ class GangWorkerGroup(WorkerGroup):
         return SimpleNamespace(placement_group=None, wait=lambda _seconds: True, shutdown=lambda: None)
 
     def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
-        nodes = [worker.place.node for worker in self._workers_of_gang]
+        places = [worker.place for worker in self._workers_of_gang if worker.place is not None]  # all are up
+        nodes = [place.node for place in places]
         distinct = list(dict.fromkeys(nodes))
         workers = []
-        for rank, (worker, node) in enumerate(zip(self._workers_of_gang, nodes, strict=True)):
-            place = worker.place
+        for rank, (worker, place) in enumerate(zip(self._workers_of_gang, places, strict=True)):
             # Ray Train's list of runs takes only numbers of GPUs.
             gpus: list[int | str] = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]
             metadata = ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
             context = DistributedContext(
-                world_rank=rank, world_size=len(nodes), local_rank=nodes[:rank].count(node),
-                local_world_size=nodes.count(node), node_rank=distinct.index(node),
+                world_rank=rank, world_size=len(nodes), local_rank=nodes[:rank].count(place.node),
+                local_world_size=nodes.count(place.node), node_rank=distinct.index(place.node),
             )  # fmt: skip
             actor = cast(ActorHandle[Any], worker.actor)
             workers.append(TrainWorker(actor, metadata, worker.resources, context))
@@ -325,9 +323,8 @@ class GangTrainController(TrainController):
         elif not succeeded and self._worker_group is not None:
             self._worker_group.abort()
             self._worker_group = None
-        return TrainControllerLoopIterationResult(
-            self._get_run_attempt_id(), self.get_state(), run_states.ShuttingDownState(next_state=last)
-        )
+        ending = run_states.ShuttingDownState(next_state=last)
+        return TrainControllerLoopIterationResult(self._get_run_attempt_id(), self.get_state(), ending)
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:
         assert self._worker_group is not None
@@ -342,12 +339,9 @@ class GangTrainController(TrainController):
         form, self._policy.next = self._policy.next, None
         assert form is not None
         self._run_attempt_id = f"{self._attempt}.{form.generation}"
-        context = WorkerGroupContext(
-            self._run_attempt_id, TrainingFunction(form.generation), num_workers, resources_per_worker
-        )
-        group = GangWorkerGroup(
-            form.workers, self._train_run_context, context, self._worker_group_callbacks_to_propagate
-        )
+        function, callbacks = TrainingFunction(form.generation), self._worker_group_callbacks_to_propagate
+        context = WorkerGroupContext(self._run_attempt_id, function, num_workers, resources_per_worker)
+        group = GangWorkerGroup(form.workers, self._train_run_context, context, callbacks)
         group._start()
         self._report_handler.set_required_ranks([0])  # a checkpoint belongs to all ranks, and rank 0 reports it
         self._worker_group = group
@@ -478,7 +472,7 @@ class TrainRun(DataParallelTrainer):
         self.result = asyncio.run(run())
         return self.result
 
-    def form(self, generation: int, workers: Sequence[RunWorker]) -> None:
+    def form(self, generation: int, workers: Sequence[WorkerHandle]) -> None:
         """Train a generation. Its workers have got their assignments through ``RankWorker.train``."""
         self._decided.put(FormGeneration(generation, workers))
 

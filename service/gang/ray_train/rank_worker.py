@@ -51,21 +51,6 @@ class RankFailed(Exception):
     """A rank's training has failed."""
 
 
-@dataclass(frozen=True)
-class RunWorker:
-    """A worker of a generation.
-
-    Attributes:
-        actor: Its actor handle.
-        place: Where it runs.
-        resources: What it takes, by Ray's names.
-    """
-
-    actor: ActorProxy["RankWorker"]
-    place: WorkerPlace
-    resources: dict[str, float]
-
-
 @dataclass
 class WorkerGeneration:
     """A generation in one worker.
@@ -100,7 +85,8 @@ class RankWorker(RayTrainWorker):
         self._first: ActorProxy[RankWorker] | None = None  # rank of the node, if that is another
         self._direct_until = 0.0
         self._generations: dict[int, WorkerGeneration] = {}
-        self._checkpoints = CheckpointReporter()
+        # Committed checkpoints are reported to Ray Train from a thread, one after the other.
+        self._reporting, self._reported = futures.ThreadPoolExecutor(1, "checkpoints"), list[futures.Future[None]]()
         from service.gang.worker.worker import Worker
 
         runtime = ray.get_runtime_context()
@@ -134,7 +120,7 @@ class RankWorker(RayTrainWorker):
                 time.sleep(RELAY_SECONDS)
         for _, report in message.reports:
             if isinstance(report, CheckpointReport):
-                self._checkpoints.report(report)
+                self._reported.append(self._reporting.submit(report_checkpoint, report))
 
     @ray.method
     def place(self) -> WorkerPlace:
@@ -181,7 +167,8 @@ class RankWorker(RayTrainWorker):
         try:
             end = self._worker.train(assignment)
             if end.how not in FAILURES:  # the others wait for the end of a failed one
-                self._checkpoints.flush()
+                reported, self._reported = self._reported, []
+                futures.wait(reported, FLUSH_SECONDS)
         except BaseException as error:
             own.end.set_exception(error)
             raise
@@ -201,7 +188,7 @@ class RankWorker(RayTrainWorker):
     @ray.method
     def relay(self, message: Message) -> None:
         """Send a sign of life of another rank of the node with its own."""
-        self._worker.relay(message)
+        self._worker.reporter.relay(message)
 
     @ray.method
     def abort(self) -> None:
@@ -259,33 +246,18 @@ class RankWorker(RayTrainWorker):
             self._worker.profiler.ask(command.steps)
 
 
-@dataclass
-class CheckpointReporter:
-    """Reports committed checkpoints to Ray Train from a thread, one after the other."""
-
-    _thread: futures.Executor = field(default_factory=partial(futures.ThreadPoolExecutor, 1, "checkpoints"))
-    _reported: list[futures.Future[None]] = field(default_factory=list)
-
-    def report(self, report: CheckpointReport) -> None:
-        """Report a checkpoint."""
-        self._reported.append(self._thread.submit(self._report, report))
-
-    def flush(self) -> None:
-        """Wait until all have been taken, up to a limit."""
-        reported, self._reported = self._reported, []
-        futures.wait(reported, FLUSH_SECONDS)
-
-    def _report(self, report: CheckpointReport) -> None:
-        storage = get_train_context().get_storage()
-        path = storage.build_checkpoint_path_from_name(report.url.rpartition("/")[2])
-        try:
-            ray.train.report(
-                report.model_dump(include={"step", "bytes"}),
-                checkpoint=Checkpoint(path, storage.storage_filesystem),
-                checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is already stored
-            )
-        except Exception as error:
-            logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
+def report_checkpoint(report: CheckpointReport) -> None:
+    """Report a committed checkpoint to Ray Train; return once it has taken it."""
+    storage = get_train_context().get_storage()
+    path = storage.build_checkpoint_path_from_name(report.url.rpartition("/")[2])
+    try:
+        ray.train.report(
+            report.model_dump(include={"step", "bytes"}),
+            checkpoint=Checkpoint(path, storage.storage_filesystem),
+            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is already stored
+        )
+    except Exception as error:
+        logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
 
 
 @dataclass

@@ -56,9 +56,8 @@ class StepCollector(Collector):
         with self._lock:
             steps, parts, lines = self._steps, dict(self._parts), dict(self._communication)
         yield CounterMetricFamily("boost_rank_steps", "Steps done.", steps)
-        seconds = CounterMetricFamily(
-            "boost_rank_step_part_seconds", "Seconds of steps by part; the parts add up to the steps.", labels=["part"]
-        )
+        of_parts = "Seconds of steps by part; the parts add up to the steps."
+        seconds = CounterMetricFamily("boost_rank_step_part_seconds", of_parts, labels=["part"])
         for part, value in parts.items():
             seconds.add_metric([part], value)
         yield seconds
@@ -240,9 +239,8 @@ class TransportCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is known so far."""
-        gauge = GaugeMetricFamily(
-            "boost_gang_transport", "Transport of the collectives, as chosen by NCCL; always 1.", labels=["transport"]
-        )
+        text = "Transport of the collectives, as chosen by NCCL; always 1."
+        gauge = GaugeMetricFamily("boost_gang_transport", text, labels=["transport"])
         for name in sorted(self._transports):
             gauge.add_metric([name], 1)
         yield gauge
@@ -281,9 +279,11 @@ class SupervisorReporter:
             self._next = Message(self._next.worker, rank, generation, [], None, None)
 
     def report(self, report: Report) -> None:
-        """Queue a report; it is sent once the ones before it have arrived."""
+        """Queue a report, without secrets; it is sent once the ones before it have arrived."""
         with self._changed:
-            self._waiting.append((datetime.now(UTC), without_secrets(report)))
+            if isinstance(report, FaultReport):  # it may quote a store's error, and stores repeat what they are sent
+                report = report.model_copy(update={"message": redact(report.message)})
+            self._waiting.append((datetime.now(UTC), report))
             self._reported += 1
             self._changed.notify_all()
 
@@ -321,17 +321,14 @@ class SupervisorReporter:
             reported = self._reported
             self._changed.wait_for(lambda: self._arrived >= reported, timeout_seconds)
 
+    def _has_news(self) -> bool:
+        beats = self._next.beat is not None and time.monotonic() >= self._sent + BEAT_SECONDS
+        return beats or bool(self._waiting or self._next.failed)
+
     def _send_forever(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: (
-                        self._waiting
-                        or self._next.failed
-                        or (self._next.beat and time.monotonic() >= self._sent + BEAT_SECONDS)
-                    ),
-                    ALIVE_SECONDS,
-                )
+                self._changed.wait_for(self._has_news, ALIVE_SECONDS)
                 message = replace(self._next, reports=list(self._waiting), others=tuple(self._others))
                 self._next = Message(message.worker, message.rank, message.generation, [], None, None)
                 self._waiting.clear()
@@ -343,13 +340,6 @@ class SupervisorReporter:
                 with self._changed:
                     self._arrived, self._sent = reported, time.monotonic()
                     self._changed.notify_all()
-
-
-def without_secrets(report: Report) -> Report:
-    """Return the report without secrets. A fault may quote a store's error, and stores repeat what they are sent."""
-    if isinstance(report, FaultReport):
-        return report.model_copy(update={"message": redact(report.message)})
-    return report
 
 
 class LogReports(logging.Handler):

@@ -5,14 +5,14 @@ Free of torch and of Ray: a rank's snapshot is numbers and where they belong.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, TensorSlice
+from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 
 PORTION_BYTES = 32 * 2**20  # per read; a node's object store may be small
 RANKS_AT_ONCE = 4  # ranks that are read from at the same time
@@ -20,14 +20,14 @@ TRIES, TRY_SECONDS = 40, 0.05  # for all ranks to have the same step, which they
 ROOM_TO_LEAVE = 1  # further copies that must fit into memory: what a worker needs that resumes from this one
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
 class NoRoom(MemoryError):
     """The node has too little memory for a copy."""
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """A rank whose snapshots are copied.
 
     Attributes:
@@ -84,7 +84,9 @@ class SpareCopy:
             indexes = [index for index in newest if index is not None]
             if len(indexes) < len(ranks) or len({index.key.step for index in indexes}) != 1:
                 return None
-            size = sum(_bytes(box) for index in indexes for box in index.boxes)
+            size = sum(
+                int(np.prod(box.sizes)) * np.dtype(box.dtype).itemsize for index in indexes for box in index.boxes
+            )
             needed = size * (1 + ROOM_TO_LEAVE if self._copies else 2 + ROOM_TO_LEAVE)
             free = self.free_memory()
             if free < needed:
@@ -118,27 +120,39 @@ class SpareCopy:
         return [tensors[region.name, region.offsets][_within(region)] for region in regions]
 
 
+def portions(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
+    """Split what is to be read into lists of at most ``PORTION_BYTES``, or of a single item that is larger.
+
+    Args:
+        items: The items.
+        size: Returns an item's size in bytes.
+    """
+    result: list[list[T]] = []
+    room = 0
+    for item in items:
+        needed = size(item)
+        if not result or needed > room:
+            result.append([])
+            room = PORTION_BYTES
+        result[-1].append(item)
+        room -= needed
+    return result
+
+
 def _copy_of(rank: Rank, index: SnapshotIndex) -> _Copy:
     copy = _Copy(index, [np.empty(box.sizes, dtype=box.dtype) for box in index.boxes])
-    portions: list[list[tuple[int, Region]]] = [[]]  # parts of the boxes that are read at a time, with their boxes
-    size = 0
+    numbered: list[tuple[int, Region]] = []  # parts of the boxes, with their boxes
     for number, box in enumerate(index.boxes):
         regions = [Region(box.name, box.offsets, (), ())]  # of a scalar
         if box.sizes:  # a large box is split along its first axis
             rows, rest = box.sizes[0], box.sizes[1:]
-            each = max(1, PORTION_BYTES * rows // max(1, _bytes(box)))
+            each = max(1, PORTION_BYTES * rows // max(1, copy.tensors[number].nbytes))
             regions = [
                 Region(box.name, box.offsets, (first, *(0 for _ in rest)), (min(each, rows - first), *rest))
                 for first in range(0, rows, each)
             ]
-        for region in regions:
-            length = int(np.prod(region.lengths)) * np.dtype(box.dtype).itemsize
-            if portions[-1] and size + length > PORTION_BYTES:
-                portions.append([])
-                size = 0
-            portions[-1].append((number, region))
-            size += length
-    for portion in filter(None, portions):
+        numbered += [(number, region) for region in regions]
+    for portion in portions(numbered, lambda each: int(np.prod(each[1].lengths)) * copy.tensors[each[0]].itemsize):
         parts = rank.read(index.key, [region for _, region in portion])
         for (number, region), part in zip(portion, parts, strict=True):
             copy.tensors[number][_within(region)] = part
@@ -147,7 +161,3 @@ def _copy_of(rank: Rank, index: SnapshotIndex) -> _Copy:
 
 def _within(region: Region) -> tuple[slice, ...]:
     return tuple(slice(begin, begin + length) for begin, length in zip(region.begin, region.lengths, strict=True))
-
-
-def _bytes(box: TensorSlice) -> int:
-    return int(np.prod(box.sizes)) * np.dtype(box.dtype).itemsize

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import psutil
@@ -26,7 +25,6 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _world
 
-from boost_core.config import JobSpec
 from boost_core.hardware import lacks_compiler
 from boost_core.messages import Drill
 from boost_core.plan.resolve import out_of_memory
@@ -52,13 +50,8 @@ from service.gang.assignment import (
     require_version,
 )
 from service.gang.control.fault_detection import Heartbeat
-from service.gang.worker.rank_metrics import (
-    LogReports,
-    StepCollector,
-    SupervisorReporter,
-    TransportCollector,
-    serve_metrics,
-)
+from service.gang.worker import rank_metrics
+from service.gang.worker.spare_copy import Array, portions
 from service.security.redaction import redact, redact_logs
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
@@ -67,9 +60,6 @@ COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is 
 SAVER_GRACE_SECONDS = 2.0
 ABORT_SECONDS = 2.0  # for aborted communicators to be gone, once nothing of the training is left
 TRACE_SECONDS = 10.0  # for a trace to be written before the process ends
-FETCH_BYTES = 32 * 2**20  # per read; a node's object store may be small
-
-Array = np.ndarray[Any, Any]
 
 logger = logging.getLogger("boost_core")
 
@@ -108,14 +98,6 @@ def end_of(error: Exception) -> RankEnd:
     if isinstance(error, DistError) or any(sign in text for sign in BROKEN_CONNECTION):
         return RankEnd(End.CONNECTION, f"lost its connection to another rank: {text}")
     return RankEnd(End.FAILED, named)
-
-
-def in_figures(error: torch.OutOfMemoryError, spec: JobSpec) -> str:
-    """Return an error of torch's allocator with what was planned, what there was, and what would fit."""
-    requested = _REQUESTED.search(str(error))
-    size = 0 if requested is None else round(float(requested[1]) * _UNITS[requested[2]])
-    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    return out_of_memory(spec, size, allocated, reserved, *torch.cuda.mem_get_info())
 
 
 @dataclass
@@ -172,6 +154,7 @@ class Worker:
 
     Attributes:
         place: Where it runs.
+        reporter: Sends messages to the supervisor.
         snapshots: The snapshots in this process's memory.
         membership: Its part in the gang; ``None`` between gangs.
         drills: The faults that it injects on request.
@@ -183,17 +166,17 @@ class Worker:
         push: Callable[[Message], None], read: Callable[[int, SnapshotKey, Sequence[Region]], list[Array]],
     ) -> None:  # fmt: skip
         self._number, self._context, self._read = number, context, read
-        self._reporter = SupervisorReporter(push, number)
+        self.reporter = rank_metrics.SupervisorReporter(push, number)
         self.snapshots = SnapshotStore()
         self.drills = Drills()
-        self.profiler = StepProfiler(self._reporter.report)
+        self.profiler = StepProfiler(self.reporter.report)
         self.membership: Membership | None = None
         self._store: TCPStore | None = None
         self._visible: tuple[str, ...] = ()
         self._aborts: dict[dist.ProcessGroup, threading.Thread] = {}  # of the present gang's groups
         self._abort_lock = threading.Lock()
-        self._steps, self._transport = StepCollector(), TransportCollector()
-        metrics = serve_metrics((self._steps, self._transport), gpus, address, context.metrics_ports)
+        self._steps, self._transport = rank_metrics.StepCollector(), rank_metrics.TransportCollector()
+        metrics = rank_metrics.serve_metrics((self._steps, self._transport), gpus, address, context.metrics_ports)
         self.place = WorkerPlace(node, address, gpus, os.getpid(), socket.gethostname(), actor, metrics)
         redact_logs()
 
@@ -224,22 +207,18 @@ class Worker:
             fetch=self._fetch,
             after_step=self._after_step,
             # A job resumes only from a state whose steps are in the record.
-            before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
-            after_copy=self._reporter.copied,
+            before_copy=lambda: self.reporter.flush(COPY_WAIT_SECONDS),
+            after_copy=self.reporter.copied,
             before_save=self.drills.before_save,
-            goes_on=self._reporter.goes_on,
+            goes_on=self.reporter.goes_on,
             waited_seconds=assignment.waited_seconds,
             steers={steer.number: steer for steer in assignment.steers},
         )
 
-    def relay(self, message: Message) -> None:
-        """Send another rank's sign of life with its own."""
-        self._reporter.relay(message)
-
     def _after_step(self, times: StepTimes) -> None:
         self._steps.add(times)
         self._transport.after_step()
-        self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
+        self.reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
         self.drills.after_step()
         self.profiler.after_step(times.step)
 
@@ -250,9 +229,9 @@ class Worker:
         spec, rank = assignment.spec, assignment.rank
         self._context.logs.write(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
-        self._reporter.begin(rank, assignment.generation)
+        self.reporter.begin(rank, assignment.generation)
         self.profiler.begin(rank, f"{spec.checkpoint.url}/profiles")
-        handler = LogReports(self._reporter, rank)
+        handler = rank_metrics.LogReports(self.reporter, rank)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         try:
@@ -264,24 +243,26 @@ class Worker:
                 logger.info("rank %d of %d is up (host %s, pid %d)", rank, world_size, self.place.host, os.getpid())
                 ports = self._context.metrics_ports
                 if self.place.metrics is None and ports:
-                    logger.warning(
-                        "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
-                        rank, ports[0], ports[-1],
-                    )  # fmt: skip
-                outcome = train(spec, self._reporter, membership, self._context.basis)
+                    taken = f"no port from {ports[0]} to {ports[-1]} is free"
+                    logger.warning("rank %d serves no metrics: %s; widen BOOST_RANK_METRICS_PORTS", rank, taken)
+                outcome = train(spec, self.reporter, membership, self._context.basis)
                 self.profiler.wait(TRACE_SECONDS)
                 end = RankEnd(End(outcome))
             except Exception as error:
                 end = end_of(error)
-                if isinstance(error, torch.OutOfMemoryError):
-                    end = replace(end, message=in_figures(error, spec))
+                if isinstance(error, torch.OutOfMemoryError):  # with what was planned, what there was, what would fit
+                    requested = _REQUESTED.search(str(error))
+                    size = 0 if requested is None else round(float(requested[1]) * _UNITS[requested[2]])
+                    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+                    text = out_of_memory(spec, size, allocated, reserved, *torch.cuda.mem_get_info())
+                    end = replace(end, message=text)
                 if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
                     logger.warning("rank %d stops: it %s", rank, end.message)
                 else:
                     logger.exception("rank %d stops", rank)
                 # Whatever it takes to leave the gang, the supervisor knows why, and aborts what the others wait for.
-                self._reporter.fail(end)
-                self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
+                self.reporter.fail(end)
+                self.reporter.flush(FLUSH_TIMEOUT_SECONDS)
                 if end.how is End.DEVICE:  # each further call of CUDA's fails, or waits for ever
                     return end
                 self.abort()
@@ -296,7 +277,7 @@ class Worker:
             logger.removeHandler(handler)
             self.profiler.end()
             self.membership, self._store = None, None
-            self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
+            self.reporter.flush(FLUSH_TIMEOUT_SECONDS)
 
     def _meet(self, assignment: Assignment) -> None:
         spec, rendezvous = assignment.spec, assignment.rendezvous
@@ -322,13 +303,10 @@ class Worker:
             # store as many addresses of each of them.
             os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
             self._transport.ask()
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=PrefixStore(rendezvous.prefix, store),
-            rank=assignment.rank,
-            world_size=spec.parallelism.world_size,
-            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
-        )
+        backend, size = "nccl" if on_gpu else "gloo", spec.parallelism.world_size
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
+        shared = PrefixStore(rendezvous.prefix, store)
+        dist.init_process_group(backend, store=shared, rank=assignment.rank, world_size=size, device_id=device)
         self._transport.begin(assignment.rank, dist.get_backend(), dist.get_world_size())
 
     def _choose_gpu(self, gpus: tuple[str, ...]) -> None:
@@ -385,13 +363,6 @@ class Worker:
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner == self._number:
             return self.snapshots.read(key, regions)
-        portions: list[list[Region]] = [[]]
-        room = FETCH_BYTES
-        for region in regions:
-            size = 8 * int(np.prod(region.lengths))  # at most: the state is fp32, or fp64 in tests
-            if portions[-1] and size > room:
-                portions.append([])
-                room = FETCH_BYTES
-            portions[-1].append(region)
-            room -= size
-        return [torch.from_numpy(part.copy()) for portion in portions for part in self._read(owner, key, portion)]
+        # At most 8 bytes per number: the state is fp32, or fp64 in tests.
+        reads = portions(regions, lambda region: 8 * int(np.prod(region.lengths)))
+        return [torch.from_numpy(part.copy()) for portion in reads for part in self._read(owner, key, portion)]
