@@ -150,8 +150,8 @@ async def check_origin(spec: JobSpec, context: Context, tenant: str, pins: bool)
                 # A job may start from what cannot be pinned: where the store refuses it, or the credentials of the
                 # other job are gone.
                 try:
-                    options = context.settings.access(tenant, job.spec.credentials).storage_options()
-                    folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(options))
+                    others = context.settings.access(tenant, job.spec.credentials).storage_options()
+                    folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(others))
                     if folder.url.removeprefix("file://") == there.url.removeprefix("file://"):
                         folder.pin(step)
                 except FileNotFoundError:  # it has just been removed

@@ -350,17 +350,26 @@ class Api:
         "GET", "jobs/{}/checkpoints/{}", _checkpoint, models.CheckpointDetail, "Return one checkpoint with its files."
     )
     pin = request(
-        "PUT", "jobs/{}/checkpoints/{}/pin", _checkpoint, models.Checkpoint,
+        "PUT",
+        "jobs/{}/checkpoints/{}/pin",
+        _checkpoint,
+        models.Checkpoint,
         "Keep a checkpoint, regardless of retention.",
-    )  # fmt: skip
+    )
     unpin = request(
-        "DELETE", "jobs/{}/checkpoints/{}/pin", _checkpoint, models.Checkpoint,
+        "DELETE",
+        "jobs/{}/checkpoints/{}/pin",
+        _checkpoint,
+        models.Checkpoint,
         "Return a checkpoint to the job's retention.",
-    )  # fmt: skip
+    )
     delete_checkpoint = request(
-        "DELETE", "jobs/{}/checkpoints/{}", _checkpoint, NoneType,
+        "DELETE",
+        "jobs/{}/checkpoints/{}",
+        _checkpoint,
+        NoneType,
         "Delete a checkpoint that is neither pinned nor needed by a job.",
-    )  # fmt: skip
+    )
 
     # What jobs share: queues, tenants, nodes and profiles.
 

@@ -264,9 +264,10 @@ def node_selector(
 def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels matches a selector from ``node_selector``."""
     for name, value in selector.items():
-        refused = value.startswith(_NONE_OF)
-        values = value.removeprefix(_NONE_OF).removesuffix(")").split(",") if refused else [value]
-        if (labels.get(name) in values) == refused:
+        if value.startswith(_NONE_OF):
+            if labels.get(name) in value.removeprefix(_NONE_OF).removesuffix(")").split(","):
+                return False
+        elif labels.get(name) != value:
             return False
     return True
 

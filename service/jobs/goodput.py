@@ -161,7 +161,7 @@ def book(goodput: Goodput, time: datetime, what: messages.Report | Reason) -> Go
             return _booked(goodput, time, amounts, **state, first_step=None)
         case messages.StartReport():  # from another job's checkpoint, perhaps
             return goodput.model_copy(update={"highest_step": max(goodput.highest_step, what.step)})
-        case messages.InterruptionReport() if goodput.phase is not Phase.INTERRUPTED:  # one on the way back is no other
+        case messages.InterruptionReport() if goodput.phase is not Phase.INTERRUPTED:  # others change nothing
             # A planned change comes after a whole step; a fault cuts one short, which is lost.
             after_step = TimeKind.RESTART if what.cause in messages.PLANNED_CAUSES else TimeKind.RECOMPUTED
             kind = _IDLE.get(goodput.phase, after_step)

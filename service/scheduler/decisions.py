@@ -121,6 +121,7 @@ def decide(
                 actions.append(Wait(job, answer.message))
             if answer.line:
                 answer.line.parts.append(waiting)
+        # A class that has been told is not asked again until that is forgotten.
         if entry.queued and group not in told and place + 1 < len(group.queued):
             heappush(turns, (group.queued[place + 1].order, group.queued[place + 1], place + 1))
     forget_answers((inf,))

@@ -41,7 +41,7 @@ _NOT_GIVEN_BACK = "the scheduler's lease could not be given back"
 
 @contextmanager
 def _faults_logged(faults: RecurringFaults, what: str) -> Iterator[None]:
-    """Log an error, unless the lease is lost, and when there is none any more."""
+    """Log an error and go on, unless it is ``LeaseLost``, which is raised; log, too, when there is none any more."""
     try:
         yield
         faults.over(what)

@@ -658,7 +658,7 @@ class GangController:
         yield self._check(policy.Checking(formation, stopping.detected, stopping.reason, unhealthy))
 
     def _check(self, checking: policy.Checking) -> port.Decision:
-        """Probe all workers but those known to be unhealthy, and their nodes."""
+        """Probe the workers not known to be unhealthy, and the nodes of all workers and of the spare copy."""
         up = self._up()
         probed = up.keys() - checking.unhealthy
         nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])

@@ -226,10 +226,10 @@ class RayGangs:
         access = self._access.of(tag.tenant, spec.credentials)
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
         context = GangContext(tag, access, self._metrics_ports, logs, basis=basis)
-        gang, name = (tag.job_id, tag.attempt), f"{tag.job_id}-{tag.attempt}"
+        gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=name, get_if_exists=True, lifetime="detached", num_cpus=0, resources=ON_THE_HEAD
+            name=_name_of(gang), get_if_exists=True, lifetime="detached", num_cpus=0, resources=ON_THE_HEAD
         )
         actor = supervisor.remote(spec, orders, context)
         self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))  # it takes seconds to start and to answer
@@ -295,7 +295,7 @@ class RayGangs:
         """Return the handle of a gang's supervisor; ``None`` if there is none."""
         if gang not in self._handles:
             with contextlib.suppress(ValueError):  # Ray raises this if there is none
-                self._handles[gang] = _Handle(ray.get_actor("{}-{}".format(*gang)))
+                self._handles[gang] = _Handle(ray.get_actor(_name_of(gang)))
         return self._handles.get(gang)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
@@ -362,6 +362,11 @@ class RayGangs:
         del self._left[gang]
         if handle is not None:
             ray.kill(handle.actor)
+
+
+def _name_of(gang: GangKey) -> str:
+    """Return the name of a gang's supervisor."""
+    return "{}-{}".format(*gang)
 
 
 def _nodes_for_ranks() -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = supported
-        del os.environ[name]
+        os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
 
