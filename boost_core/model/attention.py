@@ -160,18 +160,23 @@ def one_by_one(
     queries, keys, values = (torch.split(x, lengths) for x in (query_The, key_Tje, value_Tje))
     outs = []
     for length, query_mhe, key_mje, value_mje in zip(lengths, queries, keys, values, strict=True):
-        narrow = None if window is None or window >= length else window
-        for first in range(0, length, narrow or length):
-            of_window, sees = (query_mhe, key_mje, value_mje), None
-            if narrow is not None:
-                past, end = min(first, narrow - 1), min(first + narrow, length)
-                seen = slice(first - past, end)
-                sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
-                sees = sees.tril(past).triu(past + 1 - narrow)
-                of_window = query_mhe[first:end], key_mje[seen], value_mje[seen]
-            query_1hme, key_1jme, value_1jme = (x.transpose(0, 1).unsqueeze(0) for x in of_window)
-            outs.append(dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1))
+        if window is None or window >= length:
+            outs.append(_scored(query_mhe, key_mje, value_mje, None))
+            continue
+        for first in range(0, length, window):
+            past, end = min(first, window - 1), min(first + window, length)
+            seen = slice(first - past, end)
+            sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
+            sees = sees.tril(past).triu(past + 1 - window)
+            outs.append(_scored(query_mhe[first:end], key_mje[seen], value_mje[seen], sees))
     return torch.cat(outs)
+
+
+def _scored(
+    query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, sees: torch.Tensor | None
+) -> torch.Tensor:
+    query_1hme, key_1jme, value_1jme = (x.transpose(0, 1).unsqueeze(0) for x in (query_mhe, key_mje, value_mje))
+    return dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1)
 
 
 @cache

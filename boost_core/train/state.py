@@ -228,7 +228,7 @@ class TrainState:
         graph = StepGraph(
             obstacle(spec, device), training.cuda_graphs == "on", clock, ledger,
             lambda yes: bool(minimum(torch.tensor(float(yes), device=device)).item()),
-            partial(gradients.abandon, deferred.waiting),
+            lambda: gradients.abandon(deferred.waiting),
         )  # fmt: skip
         end = end_of_document if spec.data.documents_apart else None
         partitioner = Partitioner(spec, rotation, groups, device, end)

@@ -24,7 +24,7 @@ from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.jobs.trackers import Tracked, TrackerStore
 from service.settings import Settings
-from service.trackers import forwarder, wandb
+from service.trackers import curves, forwarder, wandb
 from service.trackers.forwarder import deliver
 from service.trackers.opening import TrackerFactory, tracker_errors
 from tests.service.records import a_restart, a_spec, a_step, an_evaluation
@@ -167,7 +167,7 @@ def test_no_proxy_is_asked_for_a_server_on_this_machine(
 def test_a_server_that_is_away_or_silent_delays_no_other_tracker(
     store: JobStore, settings: Settings, tmp_path: Path, unused_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wandb, "_SECONDS", 1.0)
+    monkeypatch.setattr(curves, "_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         silent = f"http://127.0.0.1:{listening.getsockname()[1]}"
         both = ONLINE | {"tensorboard": True}
