@@ -25,7 +25,7 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
-# Elements drawn at a time, with about 40 bytes of scratch each: what fits a core's cache, and what keeps a GPU busy.
+# Elements drawn at a time, with about 32 bytes of scratch each: what fits a core's cache, and what keeps a GPU busy.
 _CHUNK_ON_CPU = 1 << 16
 _CHUNK = 1 << 20
 
