@@ -67,7 +67,7 @@ debian-gcc:
 		apt-get install --quiet --yes --no-install-recommends gcc libc6-dev python3-dev; } || \
 		{ echo 'gcc or Python.h is missing; run: sudo apt-get install gcc python3-dev' >&2; exit 1; }
 
-# What a change may break in a way that matters, in ten minutes; without the tests that are marked full or nightly.
+# What a change may break in a way that matters, in eight minutes; without the tests that are marked full or nightly.
 test: setup postgresql prometheus chromium mock-gpu
 	$(BIN)/python -m pytest -n 2 -m 'not full and not nightly' --durations 10 --durations-min 10
 
