@@ -446,7 +446,7 @@ def test_without_its_database_the_service_says_so(
 ) -> None:
     http = client_with(Scope.SUBMIT)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     context = guarded.app.state.context

@@ -28,6 +28,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
+import service.scheduler.sweeps
 from boost_core.config.base import StoreUnusable
 from boost_core.config.data_files import UnfitData
 from boost_core.plan.search_process import SearchFailed, TooLong
@@ -531,7 +532,7 @@ def test_budgets_of_tokens_and_gpu_hours_end_a_sweep(lab: Lab) -> None:
     lab.create(budget={"tokens": 3 * tokens, "trials": 50}, parallel=1)
     assert lab.run().trials == {TrialState.COMPLETE: 3, TrialState.FAILED: 1}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SweepStore, "gpu_hours", lambda _, jobs: 1.0 * len(jobs))
+        patched.setattr(service.scheduler.sweeps, "gpu_hours_of", lambda *_: 1.0)
         lab.create(name="hours", budget={"gpu_hours": 2}, parallel=1)
         while lab.sweeps.unfinished():
             lab.drive()
