@@ -290,11 +290,11 @@ class Reconciler:
         now = self._clock()
         room_seconds = {job_id: now - since for job_id, since in self._room_since.items()}
         decided = decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology, self._decided)
-        waits = Reason.WAITING_FOR_RESOURCES
+        unchanged = Reason.WAITING_FOR_RESOURCES
         actions = [  # but of those that are to wait for what their records say already
-            action
-            for action in decided
-            if not (isinstance(action, Wait) and (action.job.reason, action.job.message) == (waits, action.message))
+            each
+            for each in decided
+            if not (isinstance(each, Wait) and (each.job.reason, each.job.message) == (unchanged, each.message))
         ]
         now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
