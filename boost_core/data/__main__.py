@@ -80,8 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
         to=sys.stderr,
     )
-    if not index.tokens("validation"):
-        print_lines("no tokens are kept for validation; raise --validation", to=sys.stderr)
+    if not (index.tokens("training") and index.tokens("validation")):
+        part, remedy = ("to train on", "lower") if index.tokens("validation") else ("for validation", "raise")
+        remedy += " --validation"
+        if index.documents == 1:
+            remedy = "a document, such as a text file, goes to one part as a whole: make several of it"
+        print_lines(f"no tokens are kept {part}; {remedy}", to=sys.stderr)
     if index.skipped:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
         print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)

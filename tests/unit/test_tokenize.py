@@ -236,6 +236,17 @@ def test_a_store_that_is_away_is_said(
     assert "check the URL" in said
 
 
+@pytest.mark.parametrize(("share", "part"), [("0.05", "for validation"), ("0.9", "to train on")])
+def test_a_part_without_tokens_is_told_of(
+    tmp_path: Path, share: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    arguments = ["tokenize", str(tmp_path / "a.txt"), str(tmp_path / "out"), "--tokenizer", "bytes"]
+    assert command.main([*arguments, "--validation", share]) == 0
+    says = "a document, such as a text file, goes to one part as a whole: make several of it"
+    assert f"no tokens are kept {part}; {says}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_another_input_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in", "jsonl")
     assert run(tmp_path / "in", tmp_path / "out") == 0
