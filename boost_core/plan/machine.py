@@ -159,15 +159,20 @@ class StepCorrection(Correction):
     )
 
     @property
+    def of_communication(self) -> Correction:
+        """The correction of exposed collectives."""
+        return self.communication or self
+
+    @property
     def factors(self) -> Factors:
         """Both factors."""
-        return Factors(self.factor, (self.communication or self).factor)
+        return Factors(self.factor, self.of_communication.factor)
 
     def updated(self, ratios: Sequence[Ratios]) -> "StepCorrection":
         """Return the correction updated by some jobs' ratios, with this one as the prior."""
         communication = [each.communication for each in ratios if each.communication is not None]
         rest = self.refined([each.rest for each in ratios])
-        return StepCorrection(**dict(rest), communication=(self.communication or self).refined(communication))
+        return StepCorrection(**dict(rest), communication=self.of_communication.refined(communication))
 
 
 class ShapeCorrection(StepCorrection):
@@ -598,7 +603,7 @@ class Machine:
         """
         correction = self.correction(job)
         low, high = range_of(seconds - communication, correction.spread)
-        least, most = range_of(communication, (correction.communication or correction).spread)
+        least, most = range_of(communication, correction.of_communication.spread)
         return (low + least) * (self.profile.at_best if self.fitted is None else 1.0), high + most
 
 

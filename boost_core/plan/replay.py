@@ -112,15 +112,17 @@ def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
         (alone,) = stages[0]
         return [micro_batches * (alone.forward + (alone.backward + alone.weights))]
     fewer = _ROUNDS * size + micro_batches % size
-    numbers = (micro_batches,) if micro_batches <= fewer + size else (fewer, fewer + size)
-    if schedule == "1f1b":
-        first, *others = (_play_one_stage([each for (each,) in stages], number) for number in numbers)
-    else:
-        first, *others = (_play_two_stages(stages, schedule, number) for number in numbers)
-    if not others:
-        return first
+    if micro_batches <= fewer + size:
+        return _played(stages, schedule, micro_batches)
     rounds = (micro_batches - fewer) // size
-    return [before + (after - before) * rounds for before, after in zip(first, others[0], strict=True)]
+    first, second = (_played(stages, schedule, number) for number in (fewer, fewer + size))
+    return [before + (after - before) * rounds for before, after in zip(first, second, strict=True)]
+
+
+def _played(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    if schedule == "1f1b":
+        return _play_one_stage([each for (each,) in stages], micro_batches)
+    return _play_two_stages(stages, schedule, micro_batches)
 
 
 def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[float]:

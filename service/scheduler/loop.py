@@ -41,7 +41,7 @@ _NOT_GIVEN_BACK = "the scheduler's lease could not be given back"
 
 @contextmanager
 def _faults_logged(faults: RecurringFaults, what: str) -> Iterator[None]:
-    """Log an error and go on, unless it is ``LeaseLost``, which is raised; log, too, when there is none any more."""
+    """Log an error and continue; log once when it no longer occurs. ``LeaseLost`` is raised."""
     try:
         yield
         faults.over(what)
