@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from boost_core.architecture import block_parameters
-from boost_core.bench.rank import RunShape, alone, block_seconds, step_of
-from boost_core.bench.results import VARIANTS, Environment, kernel_seconds
+from boost_core.bench.rank import RunShape, Variant, alone, block_seconds, step_of
+from boost_core.bench.results import Environment, kernel_seconds
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.model.attention import dense_attention
@@ -33,7 +33,13 @@ Sample = tuple[Work, float]
 _COPIED_BYTES = [1 << power for power in (22, 24, 26)]
 _TRANSFERRED_BYTES = 1 << 28
 _FEW_TOKENS = 16  # in a sequence that takes no longer than its kernels' launches
-_NAMES = ("dense, fullrank", "cola, vanilla", "cola, btp", "cola, btp, recompute latent")
+_VARIANTS = (
+    Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
+    # One product and one exchange per projection, like pairs that know nothing of each other.
+    Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
+    Variant("cola, btp", "cola", {"strategy": "btp"}),
+    Variant("cola, btp, recompute latent", "cola", {"strategy": "btp", "recompute": "latent"}),
+)
 
 
 def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProfile:
@@ -44,8 +50,7 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
         device: The device to measure.
         repeats: Repetitions of each measurement.
     """
-    variants = [variant for variant in VARIANTS if variant.name in _NAMES]
-    jobs = [shape.job(variant, device) for variant in variants]
+    jobs = [variant.job(shape, device) for variant in _VARIANTS]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     samples = []
     for size in _COPIED_BYTES:
@@ -63,14 +68,14 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
     # What a block with few tokens takes is its launches; where these come in turn, less its work.
     launches = [
         block_seconds(few, variant, device, repeats)
-        - (_planned(few.job(variant, device), rates) if rates.launches_in_turn else 0.0)
-        for variant in variants
+        - (_planned(variant.job(few, device), rates) if rates.launches_in_turn else 0.0)
+        for variant in _VARIANTS
     ]
     launched = max(0.0, min(launches))
     profile = replace(rates, block_seconds=launched)
     ratios = {
         variant.name: block_seconds(shape, variant, device, repeats) / _planned(job, profile)
-        for variant, job in zip(variants, jobs, strict=True)
+        for variant, job in zip(_VARIANTS, jobs, strict=True)
     }
     if min(ratios.values()) <= 0:
         raise ValueError("steps do not take longer with more blocks: give --repeats more, or a larger shape")

@@ -1,16 +1,12 @@
 """The exact work of one rank: real training steps among absent ranks.
 
 Torch's ``fake`` process group stands in for the others; its collectives return at once, and their results are written
-as if all ranks had sent the same. Their duration is modelled from the ledger's counts, and kept apart from what was
-measured.
+as if all ranks had sent the same.
 """
 
-import gc
-import logging
-import re
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -19,71 +15,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture import SplitAxes, WeightSpec, model_flops_per_token
-from boost_core.bench.results import Row, Spread, Variant, wall_seconds
+from boost_core.architecture import SplitAxes, WeightSpec
+from boost_core.bench.results import wall_seconds
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Corpus, Sampler, Stream, TokenStream
-from boost_core.hardware import LINKS
-from boost_core.kernels.launch import always
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Pending
 from boost_core.parallel.shard import replace_weights, shard_shape
-from boost_core.plan.throughput import collective_seconds
-from boost_core.train.state import TrainState, attention_backend
+from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from boost_core.train.step_graph import StepGraph
 
-# Where the time of a profiled step went.
-
-# Names of torch's operations on CPU, and of the kernels of cuBLAS, cuDNN and flash attention on a GPU.
-_ATTENTION = re.compile(r"attention|flash|fmha|sdpa", re.IGNORECASE)
-_GEMM = re.compile(r"gemm|cutlass|nvjet|xmma|cublas|split_?k|aten::(add|b|baddb)?mm|mkl", re.IGNORECASE)
-
-
-def seconds_by_part(profile: Any) -> dict[str, float]:
-    """Return the seconds spent in each part: on a GPU in its kernels, without one in the CPU's operations.
-
-    Args:
-        profile: A finished ``torch.profiler.profile``. Work on a GPU that is not linked to an operation is
-            ``unattributed``; so is the time the CPU spent between operations.
-    """
-    seconds = dict.fromkeys(("gemm", "attention", "elementwise", "head", "optimizer", "unattributed"), 0.0)
-    events = profile.events()
-    on_device = [event for event in events if event.device_type.name == "CUDA"]
-    host = [event for event in events if event.device_type.name == "CPU"]
-    work = [(event, event.name, event.self_cpu_time_total) for event in host]  # under the operation's own name
-    if on_device:
-        work = [(event, kernel.name, kernel.duration) for event in host for kernel in event.kernels]
-    for event, name, microseconds in work:
-        around, ancestor = [], event
-        while ancestor is not None:
-            around.append(ancestor.name)
-            ancestor = ancestor.cpu_parent
-        part = "elementwise"
-        if any("_HeadLoss" in each for each in around):
-            part = "head"
-        elif "optimizer" in around:
-            part = "optimizer"
-        elif _ATTENTION.search(name) or any("attention" in each for each in around):
-            part = "attention"
-        elif _GEMM.search(name):
-            part = "gemm"
-        elif event.name == name and not name.startswith("aten::"):
-            part = "unattributed"
-        seconds[part] += microseconds / 1e6
-    if on_device:
-        total = sum(event.time_range.elapsed_us() for event in on_device if not event.is_user_annotation) / 1e6
-        seconds["unattributed"] += max(0.0, total - sum(seconds.values()))
-    return seconds
-
-
-logger = logging.getLogger(__name__)
-
 _FEW_WORDS = 1024  # so that embeddings and logits add little to a difference between two steps
-_WARM_STEPS = 3
+WARM_STEPS = 3
 
 
 class Step(NamedTuple):
@@ -119,51 +64,37 @@ class RunShape:
         blocks = "" if self.layers is None else f", {self.layers} layers"
         return f"{self.model} tp {self.tensor_parallel_size}, {batch}{blocks}"
 
-    def job(self, variant: Variant, device: torch.device) -> JobSpec:
+
+@dataclass(frozen=True)
+class Variant:
+    """A family under a strategy with its options.
+
+    Attributes:
+        name: For tables.
+        family: The model's family.
+        parallelism: The job's ``parallelism`` without the sizes.
+    """
+
+    name: str
+    family: str
+    parallelism: dict[str, Any]
+
+    def job(self, shape: RunShape, device: torch.device) -> JobSpec:
         """Return the job whose rank 0 is timed.
 
         Raises:
             pydantic.ValidationError: The variant does not fit the shape.
         """
-        model = {"preset": self.model, "family": variant.family, "vocab_size": self.vocab_size}
-        if self.layers is not None:
-            model["num_hidden_layers"] = self.layers
-        parallelism = {"tensor_parallel_size": self.tensor_parallel_size, **variant.parallelism}
-        batch = dict.fromkeys(("global_batch_size", "micro_batch_size"), self.micro_batch_size)
-        training = {"steps": 1_000_000, "sequence_length": self.sequence_length, "precision": "fp32", **batch}
-        if device.type == "cuda":
-            training["precision"] = "fp8" if variant.fp8 else "bf16"
+        model = {"preset": shape.model, "family": self.family, "vocab_size": shape.vocab_size}
+        if shape.layers is not None:
+            model["num_hidden_layers"] = shape.layers
+        parallelism = {"tensor_parallel_size": shape.tensor_parallel_size, **self.parallelism}
+        batch = dict.fromkeys(("global_batch_size", "micro_batch_size"), shape.micro_batch_size)
+        precision = "bf16" if device.type == "cuda" else "fp32"
+        training = {"steps": 1_000_000, "sequence_length": shape.sequence_length, "precision": precision, **batch}
         resources = {"gpus_per_worker": int(device.type == "cuda")}
         parts = {"model": model, "parallelism": parallelism, "training": training, "resources": resources}
         return JobSpec.model_validate({"name": "bench", **parts})
-
-
-def rank_rows(
-    shape: RunShape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
-) -> list[Row]:
-    """Measure all figures of one variant.
-
-    Args:
-        shape: The model and the batch.
-        variant: How it is trained.
-        device: Where it is trained.
-        steps: Number of timed steps.
-        rate: The device's measured matrix rate in FLOPs per second, the reference for utilization.
-        interconnects: Names of those on which communication is modelled.
-
-    Raises:
-        FloatingPointError: It diverges.
-    """
-    case = f"{shape}: {variant.name}"
-    try:
-        with alone(shape.tensor_parallel_size), always(variant.kernels) if variant.kernels else nullcontext():
-            return list(_measured(shape, variant, device, steps, rate, interconnects))
-    except torch.OutOfMemoryError:
-        return [Row.single("rank", case, "out of memory at", "bytes", torch.cuda.mem_get_info(device)[1])]
-    finally:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repeats: int) -> float:
@@ -172,72 +103,14 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
     seconds = []
     for layers in (few, more):
         with alone(shape.tensor_parallel_size):
-            step, _, graph = _step(replace(shape, layers=layers, vocab_size=_FEW_WORDS), variant, device)
+            few_words = replace(shape, layers=layers, vocab_size=_FEW_WORDS)
+            step, _, graph = step_of(variant.job(few_words, device), device, f"{few_words}: {variant.name}")
             if graph is not None:
                 graph.release("it is to be launched kernel by kernel")
-            for _ in range(_WARM_STEPS):
+            for _ in range(WARM_STEPS):
                 step()
             seconds.append(statistics.median(wall_seconds(step, device, repeats)))
     return (seconds[1] - seconds[0]) / (more - few)
-
-
-def _sum_flops(_sum: torch.Size, x_shape: torch.Size, dy_shape: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * x_shape.numel() * dy_shape[-1]
-
-
-def _measured(
-    shape: RunShape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
-) -> Iterator[Row]:
-    case, (step, ledger, graph) = f"{shape}: {variant.name}", _step(shape, variant, device)
-    for _ in range(_WARM_STEPS):
-        step()
-    seconds = Spread.of(wall_seconds(step, device, steps))
-    yield Row("rank", case, "step", "s", *seconds)
-    yield Row.single("rank", case, f"attention by {attention_backend(shape.job(variant, device), device)}", "count", 1)
-    if device.type == "cuda" and graph is not None and graph.obstacle is not None:
-        logger.warning("%s: steps are not captured as a CUDA graph: %s", case, graph.obstacle)
-    if graph is not None and graph.obstacle is None:
-        graph.release("a replayed step does not report its operations and their memory")
-        yield Row("rank", case, "step, not captured", "s", *Spread.of(wall_seconds(step, device, steps)))
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        yield Row.single("rank", case, "peak memory", "bytes", torch.cuda.max_memory_allocated(device))
-
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    with profile(activities=activities) as profiled:
-        step()
-    for part, part_seconds in seconds_by_part(profiled).items():
-        yield Row.single("rank", case, part, "s", part_seconds)
-    if device.type == "cuda":  # of kernels and copies
-        launches = sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in profiled.events())
-        yield Row.single("rank", case, "launches", "count", launches)
-
-    tokens = shape.micro_batch_size * shape.sequence_length
-    model = shape.job(variant, device).model
-    useful = model_flops_per_token(model, shape.sequence_length) * tokens / shape.tensor_parallel_size
-    # torch's own formulas do not take the type of the sums that weights' gradients are added to.
-    sums = {torch.ops.aten.addmm: _sum_flops, torch.ops.aten.baddbmm: _sum_flops}
-    with FlopCounterMode(display=False, custom_mapping=sums) as counter:
-        step()
-    yield Row.single("rank", case, "MFU", "share", useful / seconds.p50 / rate)
-    yield Row.single("rank", case, "HFU", "share", counter.get_total_flops() / seconds.p50 / rate)
-
-    ledger.clear()
-    step()
-    for name in interconnects:  # the step's collectives one after the other, none of them hidden
-        modelled = sum(
-            collective_seconds(LINKS[name], entry.kind, shape.tensor_parallel_size, totals.bytes, totals.calls)
-            for entry, totals in ledger.totals().items()
-            if entry.group in ("tp", "all")
-        )
-        yield Row.single("rank", case, f"modelled {name}", "s", modelled)
-
-
-def _step(shape: RunShape, variant: Variant, device: torch.device) -> Step:
-    """A variant's training step, which raises ``FloatingPointError`` if it diverges."""
-    spec, name = shape.job(variant, device), f"{shape}: {variant.name}"
-    return (variant.step or step_of)(spec, device, name)
 
 
 def step_of(spec: JobSpec, device: torch.device, name: str) -> Step:

@@ -1,27 +1,25 @@
-"""Benchmark results: appended to a file, and printed as a table."""
+"""What benchmarks measure: times of repeated calls, on what they were measured, and a table of them."""
 
-import csv
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from boost_core.kernels.launch import Implementation
 from boost_core.terminal import table_lines
 
-# Times of repeated calls, and a device's peak rates.
+# Times of repeated calls.
 
 _AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the CPU enqueues the timed work
-_FLUSHED_BYTES = 256 << 20  # more than any GPU's last-level cache holds
+FLUSHED_BYTES = 256 << 20  # more than any GPU's last-level cache holds
 
 
 class Spread(NamedTuple):
@@ -64,7 +62,7 @@ def kernel_seconds(call: Callable[[], object], device: torch.device, repeats: in
     """
     if device.type != "cuda":
         return wall_seconds(call, device, repeats)
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device)
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
     marks = []
     call()
     for _ in range(repeats):
@@ -85,21 +83,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def memory_bandwidth(device: torch.device) -> float:
-    """Return the bytes per second of a large copy, counting reads and writes."""
-    source = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device).zero_()
-    target = torch.empty_like(source)
-    return 2 * source.numel() / statistics.median(kernel_seconds(lambda: target.copy_(source), device, repeats=10))
-
-
-def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Return the FLOPs per second of a large square matrix product."""
-    width = 8192 if device.type == "cuda" else 512
-    left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
-    return 2 * width**3 / statistics.median(kernel_seconds(lambda: left @ right, device, repeats=10))
-
-
-RESULTS = Path("tests/benchmarks/results.csv")
 _ARCHIVED = Path(__file__).with_name("commit.txt")  # git writes the commit there when it creates an archive
 NO_GPU = "No GPU here: these figures show that the benchmark runs, and say nothing about a GPU."
 
@@ -153,7 +136,6 @@ class Row:
     """One figure.
 
     Attributes:
-        benchmark: ``rank``, ``kernels`` or ``comm``.
         case: What was measured.
         quantity: Which figure of it; ``modelled …`` if it was not measured.
         unit: ``s``, ``bytes``, ``bytes/s``, ``share`` or ``count``.
@@ -162,7 +144,6 @@ class Row:
         p80: A fifth are above.
     """
 
-    benchmark: str
     case: str
     quantity: str
     unit: str
@@ -171,21 +152,9 @@ class Row:
     p80: float
 
     @classmethod
-    def single(cls, benchmark: str, case: str, quantity: str, unit: str, value: float) -> "Row":
+    def single(cls, case: str, quantity: str, unit: str, value: float) -> "Row":
         """Make a row from a single number."""
-        return cls(benchmark, case, quantity, unit, value, value, value)
-
-
-def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
-    """Append rows to a file of comma-separated values, with a header if it is new."""
-    with path.open("a", newline="", encoding="utf-8") as stream:
-        names = [field.name for kind in (Environment, Row) for field in fields(kind)]
-        writer = csv.DictWriter(stream, names, lineterminator="\n")
-        if not stream.seekable() or not stream.tell():
-            writer.writeheader()
-        for row in rows:
-            figures = {name: f"{value:.6g}" for name, value in asdict(row).items() if isinstance(value, float)}
-            writer.writerow(asdict(environment) | asdict(row) | figures)
+        return cls(case, quantity, unit, value, value, value)
 
 
 def table(rows: Sequence[Row], width: int) -> str:
@@ -201,46 +170,3 @@ def table(rows: Sequence[Row], width: int) -> str:
     body = [[case, *(figures.get(quantity, "–") for quantity in quantities)] for case, figures in cells.items()]
     headings, lines = table_lines(["", *quantities], body, width, numbers=True)
     return "\n".join([*headings, *lines])
-
-
-# The ways to train a model that are compared, and the shapes at which they are compared.
-
-_AS_PUBLISHED = {"strategy": "btp", "norm": "online_paper", "recompute": "full"}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A family under a strategy with its options.
-
-    Attributes:
-        name: For tables.
-        family: The model's family.
-        parallelism: The job's ``parallelism`` without the sizes.
-        kernels: The implementation to use; ``None`` for the device's default.
-        step: Makes a step to run in place of the trainer's, as ``rank.step_of`` does.
-        fp8: Whether products are in 8 bits, on devices that support it.
-    """
-
-    name: str
-    family: str
-    parallelism: dict[str, Any] = field(default_factory=dict)
-    kernels: Implementation | None = None
-    step: Callable[..., Any] | None = None
-    fp8: bool = False
-
-
-VARIANTS = [
-    Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
-    # One product and one exchange per projection, like pairs that know nothing of each other.
-    Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
-    # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks recomputed.
-    Variant("cola, btp as published", "cola", _AS_PUBLISHED),
-    Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),
-    Variant("cola, btp", "cola", {"strategy": "btp"}),
-    Variant("cola, btp, eager", "cola", {"strategy": "btp"}, kernels="naive"),
-    Variant("cola, btp, fp8", "cola", {"strategy": "btp"}, fp8=True),
-    Variant("cola, btp, recompute latent", "cola", {"strategy": "btp", "recompute": "latent"}),
-]
-
-# Presets and the tensor parallel sizes of BOOST's systems runs.
-PUBLISHED_SIZES = {"1b": 1, "3b": 2, "7b": 4, "13b": 4, "30b": 4}

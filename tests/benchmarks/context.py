@@ -13,15 +13,7 @@ from itertools import product
 from textwrap import wrap
 
 from boost_core.context.placement import PLACEMENTS, Window, areas, local_tasks, moved_tasks, place
-from boost_core.context.plan import (
-    AttentionLayer,
-    ContextPlan,
-    Exchange,
-    Rates,
-    busiest,
-    figures,
-    key_transfers,
-)
+from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Rates, busiest, figures
 from tests.benchmarks.context_methods import METHODS, Taken, Work
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.lengths import LENGTHS, LONGEST, MEASURED, documents_of
@@ -60,7 +52,7 @@ def balance() -> Iterator[list[str]]:
 def _balance(window: Window, ranks: int, how: str) -> tuple[float, float, float]:
     placement = place(window, ranks, "contiguous" if how == MOVED else how)
     tasks = moved_tasks(window, placement, ranks) if how == MOVED else local_tasks(window, placement)
-    sent = key_transfers(tasks, placement)
+    sent = ContextPlan(window, ranks, placement, tasks, 1).keys
     most = max(areas(window, tasks, ranks))
     of_a_ring = window.chunks * (ranks - 1)
     return most * ranks / window.area, len(sent) / of_a_ring, busiest(sent) * ranks / of_a_ring

@@ -15,16 +15,7 @@ from functools import cached_property
 from itertools import chain
 
 from boost_core.context.placement import Window, areas, local_tasks, place
-from boost_core.context.plan import (
-    BACKWARD,
-    AttentionLayer,
-    ContextPlan,
-    Figures,
-    Rates,
-    busiest,
-    figures,
-    key_transfers,
-)
+from boost_core.context.plan import BACKWARD, AttentionLayer, ContextPlan, Figures, Rates, busiest, figures
 from tests.benchmarks.lengths import triangle
 
 DISTCA_SLACK = 0.10
@@ -175,9 +166,8 @@ def fcp(work: Work) -> Taken:
 def _heap(work: Work, chunk_tokens: int, stages: Callable[[int], int]) -> Figures:
     window = Window(work.together.documents, chunk_tokens)
     placement = place(window, work.ranks, "heap")
-    tasks = local_tasks(window, placement)
-    count = stages(busiest(key_transfers(tasks, placement)))
-    return figures(ContextPlan(window, work.ranks, placement, tasks, count), work.layer, work.rates)
+    plan = ContextPlan(window, work.ranks, placement, local_tasks(window, placement), 1)
+    return figures(replace(plan, stages=stages(busiest(plan.keys))), work.layer, work.rates)
 
 
 def _of_figures(found: Figures) -> Taken:

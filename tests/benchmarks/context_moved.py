@@ -13,7 +13,7 @@ from itertools import product
 from textwrap import wrap
 
 from boost_core.context.placement import Window, moved_tasks, place
-from boost_core.context.plan import AttentionLayer, Exchange, Transfer, busiest, key_transfers, query_transfers
+from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Transfer, busiest
 from tests.benchmarks.context import WINDOWS
 from tests.benchmarks.context_rule import CASES, Case
 from tests.benchmarks.figures import FIGURES, provenance, table
@@ -44,8 +44,8 @@ def _sent(window: Window, ranks: int) -> tuple[float, Sequence[Transfer], Sequen
     """The share of the tasks that moves, and what is sent."""
     placement = place(window, ranks, "contiguous")
     tasks = moved_tasks(window, placement, ranks)
-    queries = query_transfers(tasks, placement)
-    return len(queries) / window.chunks, key_transfers(tasks, placement), queries
+    plan = ContextPlan(window, ranks, placement, tasks, 1)
+    return len(plan.queries) / window.chunks, plan.keys, plan.queries
 
 
 def _saved(keys: int, queries: int) -> float:

@@ -20,7 +20,7 @@ from service.gang.assignment import GangContext, Message
 from service.gang.ray.fork_server import PYTHON_OF_FORKS
 from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 from service.gang.status import JobTag
-from service.logs import GangLogs, LogFormat
+from service.logs import LogFormat
 from service.security.access import Access
 from tests.benchmarks.figures import FIGURES, write_table
 
@@ -37,7 +37,7 @@ class Gang:
 
     def start(self, count: int, forks: bool) -> list[float]:
         """Start ranks at once: seconds until all are up, and CPU seconds and MiB of one."""
-        context = GangContext(JobTag("job", 1, "", "", ""), Access(), range(0), GangLogs(LogFormat.TEXT, "job", 1))
+        context = GangContext(JobTag("job", 1, "", "", ""), Access(), range(0), LogFormat.TEXT)
         supervisor: Any = ray.get_runtime_context().current_actor
         rank: Any = ray.remote(RankWorker)
         options = {"runtime_env": {"py_executable": PYTHON_OF_FORKS}} if forks else {}

@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import version
 from math import prod
@@ -31,7 +31,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from boost_core.hardware import CUDNN_HEAD, LINK_EFFICIENCY, LINKS, Device, device_named
+from boost_core.hardware import LINK_EFFICIENCY, LINKS, Device, device_named
 from boost_core.plan.machine import BANDWIDTH_SHARE, TILE_DEPTH, Profile, Work
 from boost_core.plan.throughput import collective_seconds, link_bytes
 from tests.benchmarks.figures import FIGURES, table
@@ -247,9 +247,9 @@ def counted_for(marking: Marking, part: str, method: Callable[..., Any]) -> Call
 def record(name: str, micro_batch: int, parallelism: dict[str, Any], as_published: bool) -> None:
     """Do a step on the mock with marks: its capture and its update, or the operations of a published step."""
     from boost_core.bench import rank
-    from boost_core.bench.results import Variant
     from boost_core.optim import zero
     from boost_core.train import step, step_graph
+    from tests.benchmarks.rank import Variant
     from tests.gpu import published
 
     marking, mock = Marking(), ctypes.CDLL(None)
@@ -271,9 +271,10 @@ def record(name: str, micro_batch: int, parallelism: dict[str, Any], as_publishe
         patches.enter_context(patch.object(zero, "adds_products", lambda *_: True))  # it would find out from numbers
         patches.enter_context(marked_kernels(marking))
         patches.enter_context(rank.alone(RANKS))
-        variant = Variant(name, "cola", parallelism, step=published.published_step if as_published else None)
+        make_step = published.published_step if as_published else rank.step_of
+        variant = Variant(name, "cola", parallelism, make_step=make_step)
         shape = rank.RunShape("7b", RANKS, micro_batch, LENGTH)
-        run, _, graph = rank._step(shape, variant, torch.device("cuda", 0))
+        run, _, graph = variant.step(shape, torch.device("cuda", 0))
         if graph is not None:
             graph._all_agree = lambda yes: yes  # it would read a number
         for _ in range(step_graph.WARM_STEPS + 1):  # then the graph without events is captured, which most steps replay
@@ -338,7 +339,9 @@ class Arithmetic:
             products: The share of the peak that products have, whatever they read and write; by default the plan's sum.
         """
         result, peak = cls(), device.tflops["bf16"] * 1e12
-        profile = Profile.nominal(device, "bf16").attending(kernel, LENGTH, CUDNN_HEAD)
+        profile = Profile.nominal(device, "bf16")
+        if kernel == "cudnn":
+            profile = replace(profile, attention_flops=dict(profile.cudnn)[LENGTH])
         now = sent = 0.0  # when both streams have done everything so far
         ends: dict[int, float] = {}
 

@@ -107,7 +107,7 @@ def test_symmetric_memory_that_one_node_lacks_is_timed_on_none(ranks: Ranks) -> 
 def refusal_of_profile(path: Path) -> str:
     """What a rank says before anything is measured; there is nothing to measure."""
     profile = path if dist.get_rank() == 0 else path.parent
-    options = argparse.Namespace(profile=profile, results=path.with_name("results.csv"))
+    options = argparse.Namespace(profile=profile)
     with (
         patch.object(dist, "init_process_group"),
         patch.object(dist, "destroy_process_group"),

@@ -18,7 +18,12 @@ from boost_core.bench.results import Environment
 from tests.gpu.stages import curve_of
 
 ROOT = Path(__file__).parents[2]
-PACKED = ("boost_core", "tests/__init__.py", "tests/gpu")
+PACKED = (
+    "boost_core",
+    "tests/__init__.py",
+    "tests/gpu",
+    *(f"tests/benchmarks/{name}.py" for name in ("__init__", "kernels", "rank")),
+)
 WHEELS = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "PyYAML", "tokenizers")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MEBIBYTES = 10  # at most

@@ -13,12 +13,12 @@ from torch.nn import functional
 from torch.profiler import record_function
 
 from boost_core.bench.rank import LoneCommunicator, Step, random_batches
-from boost_core.bench.results import Variant
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.kernels.rotary import rotary
 from boost_core.model.attention import Rotation, dense_attention
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, copy_to_tp, reduce_from_tp
+from tests.benchmarks.rank import Variant
 
 # What that configuration does, line by line, each operation in the order and on the memory of that code:
 #
@@ -257,4 +257,4 @@ def published_step(spec: JobSpec, device: torch.device, name: str) -> Step:
     return Step(step, ledger, None)
 
 
-PUBLISHED = Variant("cola, as its 7B config", "cola", {"strategy": "btp"}, step=published_step)
+PUBLISHED = Variant("cola, as its 7B config", "cola", {"strategy": "btp"}, make_step=published_step)

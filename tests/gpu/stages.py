@@ -29,9 +29,8 @@ from torch.profiler import ProfilerActivity
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from boost_core.bench import rank
-from boost_core.bench.kernels import AWKWARD, Draw, Sizes, cases, disagreements, kernel_rows
-from boost_core.bench.rank import LoneCommunicator, RunShape, draw_weights, rank_rows
-from boost_core.bench.results import VARIANTS, Environment, Variant, matrix_rate, memory_bandwidth
+from boost_core.bench.rank import LoneCommunicator, RunShape, draw_weights
+from boost_core.bench.results import Environment
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.kernels.launch import Implementation, always
@@ -41,6 +40,16 @@ from boost_core.plan.memory import rank_memory
 from boost_core.train import loop
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses
+from tests.benchmarks.kernels import (
+    AWKWARD,
+    Draw,
+    Sizes,
+    cases,
+    disagreements,
+    kernel_rows,
+    memory_bandwidth,
+)
+from tests.benchmarks.rank import VARIANTS, Variant, matrix_rate, rank_rows
 from tests.gpu import published
 from tests.gpu.__main__ import SPOILED
 
@@ -223,7 +232,7 @@ def _shape_7b(sequences: int) -> RunShape:
 
 def _step(setting: Setting, shape: RunShape, variant: Variant, planned: bool = False) -> Figures:
     """Figures of a variant's training step."""
-    job = shape.job(variant, DEVICE)
+    job = variant.job(shape, DEVICE)
     if planned:
         yield "peak memory, planned", rank_memory(job, job.layouts()[0]).total / 2**30, "GiB"
     rate = _rate() if setting.values else 8e14  # kernels that compute nothing take no time
@@ -233,7 +242,7 @@ def _step(setting: Setting, shape: RunShape, variant: Variant, planned: bool = F
         yield row.quantity, row.p50 * scale, unit
         if row.quantity == "step":
             yield "throughput", shape.micro_batch_size * shape.sequence_length / row.p50, "tokens/s"
-    if ON_GPU and not variant.step:
+    if ON_GPU and variant.make_step is rank.step_of:
         captured = any(row.quantity == "step, not captured" for row in rows)
         yield "captured", "yes" if captured else "no, log.txt says why", ""
 
@@ -408,7 +417,7 @@ def profile(_: Setting) -> Cases:
         shape, variant = _shape_7b(sequences), next(each for each in _VARIANTS if each.name == name)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
         with rank.alone(shape.tensor_parallel_size):
-            step, _, graph = rank._step(shape, variant, DEVICE)
+            step, _, graph = variant.step(shape, DEVICE)
             if graph is not None:
                 graph.release("it is to be launched kernel by kernel")
             for _ in range(3):

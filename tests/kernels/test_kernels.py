@@ -7,10 +7,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from boost_core.bench.kernels import AWKWARD, Case, Draw, Sizes, cases, disagreements
 from boost_core.kernels import residual_add
 from boost_core.kernels.launch import always, runs_on_triton
 from boost_core.kernels.symmetric_sum import Peers, meet
+from tests.benchmarks.kernels import AWKWARD, Case, Draw, Sizes, cases, disagreements
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.ranks import Ranks
 

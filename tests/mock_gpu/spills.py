@@ -15,13 +15,13 @@ from triton.compiler import CompiledKernel
 from triton.runtime import JITFunction
 
 import boost_core.kernels
-from boost_core.bench.kernels import Draw, Sizes, cases
 from boost_core.config import Activation, ModelConfig
 from boost_core.kernels.fp8_product import PrecomputedRows, unavailable
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.kernels.residual_add import residual_add
+from tests.benchmarks.kernels import Draw, Sizes, cases
 
 DEVICE = torch.device("cuda", 0)
 ACTIVATIONS = (Activation.LINEAR, Activation.SILU)

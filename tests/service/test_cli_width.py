@@ -69,7 +69,7 @@ def test_every_help_fits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
             helps[" ".join(("boost", *path))] = run_boost(*path, "--help", COLUMNS=str(WIDTH)).stdout
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     trainer: dict[Callable[..., int], tuple[str, ...]] = {
-        boost_core.bench.__main__.main: ("", "rank", "kernels", "profile", "comm"),
+        boost_core.bench.__main__.main: ("", "profile", "job", "comm"),
         boost_core.data.__main__.main: ("", "tokenize"),
         boost_core.convert.__main__.main: ("", "export", "start"),
         boost_core.inference.__main__.main: ("", "generate", "eval"),
@@ -225,7 +225,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
 def test_the_trainers_lines_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     print_lines(f"{SENTENCE}\n  {SENTENCE}\n\x1b]0;title\a")
-    rows = [Row("rank", "7b tp4 b4 s4096 cola", f"quantity {each}", "s", 0.1, 0.2, 0.3) for each in range(9)]
+    rows = [Row("7b tp4 b4 s4096 cola", f"quantity {each}", "s", 0.1, 0.2, 0.3) for each in range(9)]
     shown = capsys.readouterr().out + table(rows, WIDTH)
     assert too_wide(shown) == []
     assert "\\u001b]0;title\\u0007" in shown

@@ -1,6 +1,7 @@
 import csv
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -11,23 +12,28 @@ from torch._C._distributed_c10d import FakeWork, Work
 from typer.testing import CliRunner
 
 import boost_core.bench.__main__ as bench
+import tests.benchmarks.kernels as kernels
+import tests.benchmarks.rank as rank_benchmark
 from boost_core.architecture import micro_batch_payloads
-from boost_core.bench.rank import LoneCommunicator, RunShape, alone, draw_weights, rank_rows
-from boost_core.bench.results import NO_GPU, VARIANTS, Row, Spread, table
+from boost_core.bench.rank import LoneCommunicator, RunShape, alone, draw_weights
+from boost_core.bench.results import NO_GPU, Row, Spread, table
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sampler, load_corpus
-from boost_core.hardware import LINKS, Link
+from boost_core.hardware import LINKS
 from boost_core.parallel import communicator as communicator_module
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
-from boost_core.plan.throughput import collective_seconds, fit
+from boost_core.plan.machine import MeasuredProfile
+from boost_core.plan.throughput import collective_seconds
 from boost_core.train import state as state_module
 from boost_core.train import step_graph
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 from service.cli.main import app
+from tests.benchmarks.rank import VARIANTS, rank_rows
 from tests.gpu.published import PUBLISHED
 from tests.jobs import tiny_job, write_corpus
 from tests.numerics.recorded_graph import RecordedGraph
+from tests.unit.test_profile import MEASURED
 
 AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
 Figures = dict[str, dict[str, float]]
@@ -48,7 +54,7 @@ def figures(path: Path) -> Figures:
 @pytest.fixture(scope="module")
 def rank(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     path = tmp_path_factory.mktemp("bench") / "results.csv"
-    assert bench.main(["rank", *AT_A_TINY_SHAPE, "--layers", "2", "--results", str(path)]) == 0
+    assert rank_benchmark.main([*AT_A_TINY_SHAPE, "--layers", "2", "--results", str(path)]) == 0
     return figures(path)
 
 
@@ -84,7 +90,7 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
             }
         )
         payloads = micro_batch_payloads(spec.model, spec.parallelism, spec.parallelism.recompute)
-        elements = sum(payload.total for payload in payloads)
+        elements = sum(payload.elements + payload.statistics for payload in payloads)
         return 2 * collective_seconds(link, "all_reduce", 2, 4 * tokens * elements, len(payloads))
 
     seconds = {case.partition(": ")[2]: parts["modelled fabric-200g"] for case, parts in rank.items()}
@@ -96,7 +102,7 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
 @pytest.mark.full
 def test_kernels_are_timed_against_the_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.csv"
-    assert bench.main(["kernels", *AT_A_TINY_SHAPE, "--results", str(path)]) == 0
+    assert kernels.main([*AT_A_TINY_SHAPE, "--results", str(path)]) == 0
     found = figures(path)
     assert {"residual_add", "adamw", "rotary", "cross_entropy, gradient"} < found.keys()
     assert found["residual_add"].keys() == {
@@ -107,46 +113,36 @@ def test_kernels_are_timed_against_the_roofline(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.nightly
 def test_all_reduces_of_live_ranks(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    assert bench.main(["comm", "--ranks", "2", "--largest", "1", "--repeats", "3", "--results", str(path)]) == 0
-    found = figures(path)
-    sizes = [4**power for power in range(5, 11)]
-    medians = [found[f"all-reduce of {size} bytes among 2 ranks (gloo)"]["time"] for size in sizes]
-    assert min(medians) > 0
-    figures_of_fit = found["all-reduce among 2 ranks (gloo)"]
-    written = Link(figures_of_fit["fitted α"], 0.0, figures_of_fit["fitted β"], "as written, with six digits")
-    fitted = fit(2, sizes, medians)
-    for size in sizes:  # α and β alone are as uncertain as the times are noisy; the line that they make is not
-        expected = collective_seconds(fitted, "all_reduce", 2, size)
-        assert collective_seconds(written, "all_reduce", 2, size) == pytest.approx(expected, rel=1e-5)
+    path = tmp_path / "profile.json"
+    path.write_text(MEASURED.model_dump_json())
+    assert bench.main(["comm", "--ranks", "2", "--largest", "1", "--repeats", "3", "--profile", str(path)]) == 0
+    link = MeasuredProfile.model_validate_json(path.read_text()).link
+    assert link is not None and link.ranks == 2
+    assert 0 <= link.base_seconds < 1 and 0 < link.bytes_per_second < 1e12
 
 
 def test_nothing_is_timed_when_results_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.csv"
-    with patch.object(bench, "disagreements", return_value=["residual_add is off"]):
-        assert bench.main(["kernels", *AT_A_TINY_SHAPE, "--results", str(path)]) == 1
-    assert not path.exists()
+    with patch.object(kernels, "disagreements", return_value=["residual_add is off"]):
+        assert kernels.main([*AT_A_TINY_SHAPE, "--results", str(path)]) == 1
+    assert not path.read_text()
     assert "residual_add is off" in capsys.readouterr().err
 
 
 @pytest.mark.full
-def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["rank", "--family", "dense", "--strategy", "btp"]) == 2
+def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = ["--results", str(tmp_path / "results.csv")]
+    assert rank_benchmark.main(["--family", "dense", "--strategy", "btp", *results]) == 2
     assert "leave one of the two out" in capsys.readouterr().err
-    assert bench.main(["rank", "--model", "tiny", "--tp", "3"]) == 2
+    assert rank_benchmark.main(["--model", "tiny", "--tp", "3", *results]) == 2
     assert "tensor_parallel_size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["rank", "--tp", "4"], "give --model, or leave --tp out"),
-        (["kernels", "--model", "60m", "--tp", "3"], "3 does not divide model.hidden_size=512"),
-        (["kernels", "--model", "60m", "--tp", "16"], "16 does not divide model.num_attention_heads=8"),
         (["comm", "--ranks", "1"], "start two or more"),
-        (["comm", "--results", "."], ". is a folder"),
-        (["kernels", "--results", "."], ". is a folder"),
-        (["rank", "--results", "."], ". is a folder"),
+        (["comm", "--profile", "."], "no profile at ."),
         (["profile", "--out", "."], ". is a folder"),
         (["job", "job.yaml", "--out", "."], ". is a folder"),
     ],
@@ -155,14 +151,35 @@ def test_what_cannot_be_measured_or_kept_is_refused_first(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results.csv")
-    for measurement in ("matrix_rate", "memory_bandwidth", "measure", "load_job"):
+    for measurement in ("measure", "load_job"):
         monkeypatch.setattr(bench, measurement, Mock(side_effect=AssertionError("measured")))
     monkeypatch.setattr(bench.subprocess, "run", Mock(side_effect=AssertionError("started")))
-    monkeypatch.setattr(bench, "_wrong", lambda device: [])
     assert bench.main(arguments) == 2
     assert says in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "says"),
+    [
+        (rank_benchmark.main, ["--tp", "4"], "give --model, or leave --tp out"),
+        (kernels.main, ["--model", "60m", "--tp", "3"], "3 does not divide model.hidden_size=512"),
+        (kernels.main, ["--model", "60m", "--tp", "16"], "16 does not divide model.num_attention_heads=8"),
+        (kernels.main, ["--results", "."], ". is a folder"),
+        (rank_benchmark.main, ["--results", "."], ". is a folder"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_first(
+    main: Callable[[list[str]], int], arguments: list[str], says: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "memory_bandwidth", Mock(side_effect=AssertionError("measured")))
+    monkeypatch.setattr(rank_benchmark, "matrix_rate", Mock(side_effect=AssertionError("measured")))
+    monkeypatch.setattr(kernels, "wrong_results", lambda device: [])
+    results = [] if "--results" in arguments else ["--results", "results.csv"]
+    assert main([*arguments, *results]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("gpus", "more"), [(1, []), (2, ["--ranks", "3"])])
@@ -232,11 +249,11 @@ def test_nothing_is_timed_of_steps_that_diverge(tmp_path: Path, capsys: pytest.C
     chosen = ["--family", "cola", "--strategy", "vanilla", "--layers", "1", "--results", str(path)]
     left_out = StepResult(loss=5.5, gradient_norm=math.inf, learning_rate=0.1, diverged=True, requests=Requests())
     with (
-        patch.object(bench, "_wrong", return_value=[]),
+        patch.object(kernels, "wrong_results", return_value=[]),
         patch("boost_core.bench.rank.training_step", return_value=left_out),
     ):
-        assert bench.main(["rank", *AT_A_TINY_SHAPE, *chosen]) == 1
-    assert not path.exists()
+        assert rank_benchmark.main([*AT_A_TINY_SHAPE, *chosen]) == 1
+    assert not path.read_text()
     assert "diverges, with a loss of 5.5 and a gradient norm of inf" in capsys.readouterr().err
 
 
@@ -256,7 +273,7 @@ def test_one_value_is_its_own_spread() -> None:
 
 
 def test_a_table_has_a_line_a_case() -> None:
-    rows = [Row("rank", "a", "step", "s", 0.1, 0.2, 0.3), Row.single("rank", "b", "peak memory", "bytes", 2**31)]
+    rows = [Row("a", "step", "s", 0.1, 0.2, 0.3), Row.single("b", "peak memory", "bytes", 2**31)]
     header, first, second = table(rows, 80).splitlines()
     assert header.split() == ["step", "peak", "memory"]
     assert first.split() == ["a", "200.000", "ms", "(100.000", "–", "300.000)", "–"]

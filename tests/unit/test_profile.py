@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from boost_core.architecture import block_parameters
 from boost_core.bench import profile as bench
 from boost_core.bench.comm import faster_up_to, hidden_share
-from boost_core.bench.rank import RunShape
-from boost_core.bench.results import Variant
+from boost_core.bench.rank import RunShape, Variant
 from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.plan.machine import (
@@ -58,7 +57,7 @@ def made_up_seconds(call: Callable[[], object], *_: Any) -> list[float]:
 def test_what_is_measured_are_the_rates_that_times_were_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def made_up_block(shape: RunShape, variant: Variant, *_: Any) -> float:
         """Half as long again as its work, its launches in turn and its update; of a few tokens, just these."""
-        job = shape.job(variant, CPU)
+        job = variant.job(shape, CPU)
         weights = block_parameters(job.model, crossed=False) / 2
         computing = EXACT.seconds(block_work(job, job.parallelism.recompute).all)
         return (1 if shape.sequence_length == 16 else 1.5) * (computing + LAUNCHING + EXACT.update_seconds(weights, 4))

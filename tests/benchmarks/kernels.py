@@ -1,17 +1,27 @@
-"""Every operation of ``kernels`` at given sizes, with the bytes that it cannot avoid moving.
+"""Every operation of ``boost_core.kernels`` at given sizes, with the bytes that it cannot avoid moving.
 
-Tests compare implementations on these cases at awkward sizes, the benchmark times them at those of a model.
+Tests compare implementations on these cases at awkward sizes. ``python -m tests.benchmarks.kernels`` times them at
+those of a model, against plain torch, ``torch.compile`` and the roofline; it first compares every kernel with its
+float64 reference, and times nothing if one is wrong.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from boost_core.bench.results import Row, Spread, kernel_seconds
+from boost_core.bench.rank import RunShape, Variant
+from boost_core.bench.results import FLUSHED_BYTES, NO_GPU, Environment, Row, Spread, kernel_seconds, table
 from boost_core.config import Activation, ModelConfig
+from boost_core.config.base import hear_interrupts, in_lines
+from boost_core.config.model import PRESETS
 from boost_core.kernels.adamw import AdamWUpdate, adamw_
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.kernels.fp8_product import quantise_columns, quantise_rows, unavailable
@@ -23,6 +33,7 @@ from boost_core.kernels.residual_add import residual_add
 from boost_core.kernels.rotary import rotary
 from boost_core.kernels.scaled_weight import unscale_
 from boost_core.kernels.symmetric_sum import Peers, spread_sum, sum_of_latents, symmetric_sum
+from boost_core.terminal import columns_here, print_lines
 
 Tensors = tuple[torch.Tensor, ...]
 EPSILON = 1e-5
@@ -281,6 +292,13 @@ def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 # Each kernel against its reference in plain torch, the reference compiled, and the roofline.
 
 
+def memory_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second of a large copy, counting reads and writes."""
+    source = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device).zero_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / statistics.median(kernel_seconds(lambda: target.copy_(source), device, repeats=10))
+
+
 def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int) -> Iterator[Row]:
     """Time one operation, forward and backward, under each implementation, with the share of the roofline.
 
@@ -312,9 +330,9 @@ def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int
                     upstream = [torch.ones_like(output) for output in outputs]
                     call = partial(torch.autograd.grad, outputs, leaves, upstream, retain_graph=True, allow_unused=True)
                 spread = Spread.of(kernel_seconds(call, device, repeats))
-                yield Row("kernels", case.name, f"{direction}, {name}", "s", *spread)
+                yield Row(case.name, f"{direction}, {name}", "s", *spread)
                 share = least / bandwidth / spread.p50
-                yield Row.single("kernels", case.name, f"{direction}, {name}, of roofline", "share", share)
+                yield Row.single(case.name, f"{direction}, {name}, of roofline", "share", share)
 
 
 # The gate before every timing: an operation matches the float64 reference within a derived bound.
@@ -375,3 +393,97 @@ def _results(case: Case, implementation: Implementation, inputs: Tensors) -> lis
                 upstream.append(values.mT.contiguous().mT if values.ndim > 1 else values)
             torch.autograd.backward(list(outputs), upstream)
     return results + [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def wrong_results(device: torch.device) -> list[str]:
+    """Return where the operations, as run by this device, disagree with the reference."""
+    implementation: Implementation = "triton" if device.type == "cuda" else "naive"
+    return [
+        f"{dtype}: {problem}"
+        for sizes in AWKWARD
+        for dtype in (torch.float32, torch.bfloat16)
+        for case in cases(sizes, Draw(dtype, device))
+        for problem in disagreements(case, implementation)
+    ]
+
+
+# The command, and what it has in common with ``tests.benchmarks.rank``.
+
+RESULTS = Path(__file__).with_name("results.csv")
+PUBLISHED_SIZES = {"1b": 1, "3b": 2, "7b": 4, "13b": 4, "30b": 4}  # of BOOST's systems runs: presets and their tp
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Time the kernels; returns 0 on success, 1 for wrong results, 2 if it cannot be measured."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.kernels", description="Time every kernel.")
+    parser.add_argument("--model", choices=PRESETS, default="7b")
+    parser.add_argument("--tp", type=positive, help="tensor parallel ranks (default: as in BOOST's systems runs)")
+    parser.add_argument("--micro-batch", type=positive, default=4)
+    add_common(parser)
+    return run_checked(parser.parse_args(arguments), _kernels)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the options that both commands have."""
+    parser.add_argument("--sequence", type=positive, default=4096, help="tokens per sequence")
+    parser.add_argument("--repeats", type=positive, default=20, help="repetitions of each measurement")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file to append to")
+
+
+def positive(text: str) -> int:
+    """Return the number that an argument is."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def run_checked(options: argparse.Namespace, benchmark: Callable[[argparse.Namespace, torch.device], None]) -> int:
+    """Run a benchmark if every kernel's results are right and the file of figures can be written."""
+    hear_interrupts()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        options.results.open("ab").close()
+        if wrong := wrong_results(device):
+            print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
+            return 1
+        benchmark(options, device)
+    except (OSError, ValueError) as error:
+        print_lines(in_lines(error), to=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print_lines(str(error), to=sys.stderr)
+        return 1
+    if device.type != "cuda":
+        print_lines(NO_GPU)
+    return 0
+
+
+def append(path: Path, benchmark: str, environment: Environment, rows: Iterable[Row]) -> None:
+    """Append rows to a file of comma-separated values, with a header if it is new."""
+    with path.open("a", newline="", encoding="utf-8") as stream:
+        names = [*(field.name for field in fields(Environment)), "benchmark", *(field.name for field in fields(Row))]
+        writer = csv.DictWriter(stream, names, lineterminator="\n")
+        if not stream.seekable() or not stream.tell():
+            writer.writeheader()
+        for row in rows:
+            figures = {name: f"{value:.6g}" for name, value in asdict(row).items() if isinstance(value, float)}
+            writer.writerow(asdict(environment) | {"benchmark": benchmark} | asdict(row) | figures)
+
+
+def _kernels(options: argparse.Namespace, device: torch.device) -> None:
+    tp = options.tp or PUBLISHED_SIZES.get(options.model, 1)
+    shape = RunShape(options.model, tp, options.micro_batch, options.sequence)
+    model = Variant("cola, btp", "cola", {"strategy": "btp"}).job(shape, device).model
+    sizes = Sizes.of_model(model, tp, options.micro_batch, options.sequence)
+    bandwidth, environment = memory_bandwidth(device), Environment.of(device)
+    rows: list[Row] = []
+    for case in cases(sizes, Draw(torch.bfloat16 if device.type == "cuda" else torch.float32, device)):
+        rows += kernel_rows(case, device, bandwidth, options.repeats)
+    sys.stdout.write(f"{table(rows, columns_here())}\n")
+    append(options.results, "kernels", environment, rows)
+    print_lines(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
