@@ -255,27 +255,14 @@ def projection_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     return weights
 
 
-@lru_cache(1024)  # a search asks for the same ones with each layout
-def reads_input(model: ModelConfig, group: ProjectionGroup) -> bool:
-    """Whether a group's outputs depend on its input other than through latents, as not all weights are factors."""
-    return any(spec.role not in FACTORS for spec in projection_weights(model, group).values())
-
-
 def is_dense(model: ModelConfig) -> bool:
     """Whether the model's projections are all plain matrices."""
-    return _block_roles(model) == MATRICES - FACTORS
+    return model.rank is None
 
 
 def is_low_rank(model: ModelConfig) -> bool:
     """Whether the model's projections are all low-rank pairs, with nothing added."""
-    return _block_roles(model) == FACTORS
-
-
-def _block_roles(model: ModelConfig) -> set[Role]:
-    """The roles of what a block's projections and crossings are made of."""
-    groups = grouped_projections(model)
-    weights = (projection_weights(model, group) | crossing_weights(model, group) for group in groups)
-    return {spec.role for of_group in weights for spec in of_group.values()}
+    return model.rank is not None and model.lax is None
 
 
 def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
@@ -327,8 +314,7 @@ def _each(group: ProjectionGroup, projections: Iterable[int], name: str) -> tupl
 # what is read, which together send as much. What is read is gathered once more backward, rather than kept.
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """What one collective carries per token.
 
     Attributes:
@@ -342,14 +328,9 @@ class Payload:
     statistics: int = 0
     kind: str = "all_reduce"
 
-    @property
-    def total(self) -> int:
-        """Elements and statistics together."""
-        return self.elements + self.statistics
-
     def passed(self, ranks: int) -> int:
-        """Elements per token that each of some ranks passes to the collective."""
-        return self.total // ranks if self.kind == "all_gather" else self.total
+        """Elements per token, with statistics, that each of some ranks passes to the collective."""
+        return (self.elements + self.statistics) // (ranks if self.kind == "all_gather" else 1)
 
 
 class Exchanges(NamedTuple):
@@ -408,13 +389,6 @@ def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Excha
     return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
 
 
-def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode) -> Sequence[Payload]:
-    """One block's collectives per micro-batch: forward, backward, and forward again under full recomputation."""
-    exchanges = block_exchanges(model, parallelism)
-    again = exchanges.forward if TRAITS[mode].again == "all" else ()
-    return [*exchanges.forward, *exchanges.backward, *exchanges.again, *again]
-
-
 def saved_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
     """Elements per token of each whole latent that a block receives between two exchanges.
 
@@ -456,26 +430,16 @@ def _exchanges(model: ModelConfig, group: ProjectionGroup, parallelism: Parallel
             return Exchanges(read, [Payload(group.wide_in, kind="reduce_scatter")], read)
 
 
-BTP = Sharding(
-    "btp",
-    {
-        Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.CHANNELS: 0, Role.LATENT: None,
-        Role.HEAD_CHANNELS: None, Role.HEAD: 1,
-    },
-)  # fmt: skip
+BTP = Sharding("btp", {
+    Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.CHANNELS: 0, Role.LATENT: None,
+    Role.HEAD_CHANNELS: None, Role.HEAD: 1,
+})  # fmt: skip
 VANILLA = Sharding(
-    "vanilla",
-    {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.CHANNELS: None, Role.HEAD: 1},
+    "vanilla", {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.CHANNELS: None, Role.HEAD: 1}
 )
-FULLRANK = Sharding(
-    "fullrank",
-    {
-        Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.CHANNELS: None, Role.HEAD_CHANNELS: None,
-        Role.HEAD: 1,
-    },
-    sequence=True,
-    partial_gradients=frozenset({Role.LATENT, Role.HEAD_CHANNELS, Role.CHANNELS}),
-)  # fmt: skip
+FULLRANK = Sharding("fullrank", {
+    Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.CHANNELS: None, Role.HEAD_CHANNELS: None, Role.HEAD: 1,
+}, sequence=True, partial_gradients=frozenset({Role.LATENT, Role.HEAD_CHANNELS, Role.CHANNELS}))  # fmt: skip
 _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}
 
 
@@ -484,8 +448,7 @@ _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}
 
 def block_matrix_parameters(model: ModelConfig) -> int:
     """Return the parameters in the matrices of one block: d_in · d_out dense, r (d_in + d_out) for a low-rank pair."""
-    weights = block_weights(model, crossed=False).values()
-    return sum(math.prod(spec.shape) for spec in weights if spec.role in MATRICES)
+    return sum(math.prod(spec.shape) for spec in block_weights(model, crossed=False).values() if spec.role in MATRICES)
 
 
 @lru_cache(64)  # a search asks for the same
@@ -512,38 +475,27 @@ def _parameters(weights: Mapping[str, WeightSpec]) -> int:
 RECOMPUTED = {"nothing": 0.0, "segments": 0.5 / 3, "all": 1 / 3}  # by ``ModeTraits.again``
 
 
-def exact_step_flops(model: ModelConfig, layers: int, tensor_parallel_size: int) -> float:
-    """Return a rank's FLOPs in fp64 for an exact step of LORO over this many blocks (``optim.riemannian_step``).
+def precise_step_flops(kind: str, model: ModelConfig, layers: int, tensor_parallel_size: int) -> float:
+    """Return a rank's FLOPs in fp64 for an exact step of LORO, or Muon's update, of this many blocks' factors.
 
-    By Golub & Van Loan, Matrix Computations, 4th ed.: 21 n³ for a singular value decomposition with both bases (§8.6),
-    and 9 n³ for one of a symmetric matrix (§8.3). A pair has one of 2r × 2r, two of r × r for pseudoinverses, and eight
-    symmetric ones, which all tensor parallel ranks repeat; and 26 r² for each row of its two factors, in products.
+    LORO (``optim.riemannian_step``) by Golub & Van Loan, Matrix Computations, 4th ed.: 21 n³ for a singular value
+    decomposition with both bases (§8.6), and 9 n³ for one of a symmetric matrix (§8.3). A pair has one of 2r × 2r, two
+    of r × r for pseudoinverses, and eight symmetric ones, which all tensor parallel ranks repeat; and 26 r² for each
+    row of its two factors, in products.
+
+    Muon (``optim.orthogonalized``): a factor's five Newton-Schulz steps are four products of r × r each, which all
+    tensor parallel ranks repeat; its Gram matrix and the result take 4 r² for each row.
+
+    Args:
+        kind: ``loro`` or ``muon``.
+        model: The model.
+        layers: Number of blocks.
+        tensor_parallel_size: Ranks over which the rows are split.
     """
-    pairs, rows = _pairs_and_rows(model)
-    rank = model.bottleneck_rank
-    return layers * ((21 * 8 + 2 * 21 + 8 * 9) * pairs * rank**3 + 26 * rows * rank**2 / tensor_parallel_size)
-
-
-def muon_step_flops(model: ModelConfig, layers: int, tensor_parallel_size: int) -> float:
-    """Return a rank's FLOPs in fp64 for Muon's update of this many blocks' factors (``optim.orthogonalized``).
-
-    A factor's five Newton-Schulz steps are four products of r × r each, which all tensor parallel ranks repeat; its
-    Gram matrix and the result take 4 r² for each row.
-    """
-    pairs, rows = _pairs_and_rows(model)
-    rank = model.bottleneck_rank
-    return layers * (5 * 4 * 2 * 2 * pairs * rank**3 + 4 * rows * rank**2 / tensor_parallel_size)
-
-
-def _pairs_and_rows(model: ModelConfig) -> tuple[int, int]:
-    """The number of pairs of factors in a block, and of the rows of all these factors."""
-    pairs = rows = 0
-    for spec in block_weights(model, crossed=False).values():
-        if spec.role is Role.DOWN_PROJECTION:
-            pairs, rows = pairs + spec.shape[1], rows + spec.shape[0] * spec.shape[1]
-        elif spec.role is Role.UP_PROJECTION:
-            rows += spec.shape[0] * spec.shape[2]
-    return pairs, rows
+    rank, pairs = model.bottleneck_rank, sum(len(group.published) for group in grouped_projections(model))
+    rows = block_matrix_parameters(model) // rank
+    of_a_pair, of_a_row = {"loro": (21 * 8 + 2 * 21 + 8 * 9, 26), "muon": (5 * 4 * 2 * 2, 4)}[kind]
+    return layers * (of_a_pair * pairs * rank**3 + of_a_row * rows * rank**2 / tensor_parallel_size)
 
 
 def model_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
@@ -561,7 +513,7 @@ def hardware_flops_per_token(
     model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
 ) -> float:
     """Return the FLOPs that all tensor parallel ranks compute per token, with duplicated and recomputed work."""
-    block = computed_block_flops_per_token(model, parallelism, sequence_length, attended)
+    block = block_flops_per_token(model, sequence_length, attended, parallelism)
     crossing = parallelism.tensor_parallel_size * _crossing_flops_per_token(model) / model.num_hidden_layers
     modes = parallelism.modes_of_all(model.num_hidden_layers)
     blocks = sum(count * (1 + RECOMPUTED[TRAITS[mode].again]) for mode, count in modes.items())
@@ -569,23 +521,17 @@ def hardware_flops_per_token(
 
 
 def block_flops_per_token(
-    model: ModelConfig, sequence_length: int, attended: float = 1.0, attention_ranks: int = 1
+    model: ModelConfig, sequence_length: int, attended: float = 1.0, parallelism: ParallelismConfig | None = None
 ) -> int:
-    """Return the model FLOPs per token of one block, whose attention each of ``attention_ranks`` computes in full."""
-    scores = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
-    return 6 * block_matrix_parameters(model) + attention_ranks * round(attended * scores)
-
-
-def computed_block_flops_per_token(
-    model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
-) -> int:
-    """Return the FLOPs per token of one block on all tensor parallel ranks together.
+    """Return the FLOPs per token of one block: the model's, or, given ``parallelism``, of all tensor parallel ranks.
 
     The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
     are whole on every rank, and each computes the attention of all heads.
     """
-    ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
-    return block_flops_per_token(model, sequence_length, attended, attention_ranks=ranks)
+    scores, ranks = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length), 1
+    if parallelism is not None and not chosen_sharding(model, parallelism).wide:
+        ranks = parallelism.tensor_parallel_size
+    return 6 * block_matrix_parameters(model) + ranks * round(attended * scores)
 
 
 def _crossing_flops_per_token(model: ModelConfig) -> int:
@@ -601,8 +547,7 @@ def head_flops_per_token(model: ModelConfig) -> int:
     return 6 * model.vocab_size * model.hidden_size
 
 
-@dataclass(frozen=True)
-class FlopRates:
+class FlopRates(NamedTuple):
     """FLOPs per token of a job, and the peak rate of its gang.
 
     Attributes:
@@ -620,11 +565,9 @@ class FlopRates:
         """Return the rates of a job in its layout, on devices of this name."""
         length, parallelism, attended = spec.training.sequence_length, spec.parallelism, spec.training.attended_share
         peak = peak_flops_per_second(device_name, spec.training.precision)
-        return cls(
-            model_flops_per_token(spec.model, length, attended),
-            hardware_flops_per_token(spec.model, parallelism, length, attended),
-            None if peak is None else parallelism.world_size * peak,
-        )
+        needed = model_flops_per_token(spec.model, length, attended)
+        computed = hardware_flops_per_token(spec.model, parallelism, length, attended)
+        return cls(needed, computed, None if peak is None else parallelism.world_size * peak)
 
     def utilization(self, tokens_per_second: float, flops_per_token: float) -> float | None:
         """Return the share of the peak that is used, from 0 to 1; ``None`` if the peak is unknown."""
@@ -684,7 +627,7 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
         return stages_of(parallelism.pipeline_layers_per_stage)
     if count > layers:
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
-    block = computed_block_flops_per_token(model, parallelism, sequence_length)
+    block = block_flops_per_token(model, sequence_length, parallelism=parallelism)
     return _cut(layers, count, head_flops_per_token(model) / block)
 
 

@@ -9,8 +9,8 @@ import shutil
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 # Bytes of an element that is stored or sent at each precision; in fp8 only the operands of products are in 8 bits.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
@@ -18,8 +18,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 ACCELERATOR_LABEL = "ray.io/accelerator-type"  # set by Ray on nodes with GPUs
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """What training reaches of a data sheet's peaks.
 
     Attributes:
@@ -192,16 +191,6 @@ def memory_named(name: str) -> int | None:
     return sizes.get(name.upper(), min(sizes.values()))
 
 
-def unknown_device(name: str) -> str:
-    """Say that nothing is known of a device, which names are nearest to its own, and which are known."""
-    names = {each.upper(): each for each in DEVICE_BYTES}
-    nearest = ", ".join(names[each] for each in get_close_matches(name.upper(), names, n=3, cutoff=0.4))
-    return (
-        f"no figures are known of GPUs named {name!r}{f' (the nearest: {nearest})' if nearest else ''}; name one of "
-        f"{', '.join(DEVICE_BYTES)}, or describe it as device in the file of --cluster"
-    )
-
-
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:
     """Dense FLOPs per second at ``fp8``, ``bf16`` or ``fp32``; ``None`` if the device is not listed."""
     device = device_named(device_name)
@@ -231,8 +220,7 @@ LINK_EFFICIENCY = 0.8  # fraction of the nominal rate that large messages reach:
 def _ring(name: str, gigabytes: float, hop_microseconds: float) -> Link:
     """A link at 80 % of GB/s in one direction, with NCCL's latencies."""
     tuned = f"NCCL's tuning table for a ring under its Simple protocol (8.4 µs, and {hop_microseconds} µs a step)"
-    description = f"{name} at 80 %; {tuned}"
-    return Link(8.4e-6, hop_microseconds * 1e-6, LINK_EFFICIENCY * gigabytes * 1e9, description)
+    return Link(8.4e-6, hop_microseconds * 1e-6, LINK_EFFICIENCY * gigabytes * 1e9, f"{name} at 80 %; {tuned}")
 
 
 def adapter(gigabits: float) -> Link:

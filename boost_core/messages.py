@@ -181,12 +181,8 @@ class Cause(StrEnum):
         return cls.PREEMPTED if value == "ROOM_NEEDED" else None  # its name in old records
 
 
-PLANNED_CAUSES = frozenset(
-    {
-        Cause.NODE_DRAINED, Cause.NODE_JOINED, Cause.PREEMPTED, Cause.LIMITS_CHANGED, Cause.WORKER_BACK, Cause.PAUSED,
-        Cause.WAITING_FOR_STORE,
-    }
-)  # fmt: skip
+# All but the faults.
+PLANNED_CAUSES = frozenset(Cause) - {Cause.WORKER_LOST, Cause.NODE_LOST, Cause.HANG, Cause.DIVERGENCE, Cause.ERROR}
 
 
 class InterruptionReport(Frozen):
@@ -352,23 +348,9 @@ class LogLine(Frozen):
     message: str
 
 
-Report = (
-    StepReport
-    | EvaluationReport
-    | SampleReport
-    | CheckpointReport
-    | StartReport
-    | InterruptionReport
-    | ShapeReport
-    | RestartReport
-    | FaultReport
-    | RankTimesReport
-    | ComparisonReport
-    | ProfileReport
-    | SpareReport
-    | SteeredReport
-    | LogLine
-)
+_OfTraining = StepReport | EvaluationReport | SampleReport | CheckpointReport | StartReport
+_OfItsGang = InterruptionReport | ShapeReport | RestartReport | FaultReport | RankTimesReport
+Report = _OfTraining | _OfItsGang | ComparisonReport | ProfileReport | SpareReport | SteeredReport | LogLine
 
 report_adapter: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
 

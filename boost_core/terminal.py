@@ -89,10 +89,7 @@ def table_lines(
         lines.append([])
         for number, band in enumerate(bands):  # the lines of the cells that stand beside each other
             indent = _GAP * (number > 0)
-            parts = [
-                [line for part in row[index].split("\n") for line in wrapped(part, room, 0)]
-                for index, room in band.items()
-            ]
+            parts = [wrapped(row[index], room, 0) for index, room in band.items()]
             if indent and not any(map(any, parts)):
                 continue  # they are empty below others
             for place in range(max(map(len, parts))):

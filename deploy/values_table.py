@@ -55,10 +55,9 @@ def current() -> str:
     values = rows((CHART / "values.yaml").read_text(encoding="utf-8"), schema)
     cells = ((f"`{name}`", f"`{default}`" if default else "", meaning) for name, default, meaning in values)
     body = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells)
-    table = f"| value | default | meaning |\n|---|---|---|\n{body}"
     before, _, rest = (CHART / "README.md").read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+    return f"{before}{BEGIN}\n| value | default | meaning |\n|---|---|---|\n{body}\n{END}{after}"
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:

@@ -14,15 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from types import MappingProxyType
 
 from service.security.redaction import redact_logs
 
 CHANGED_SECONDS = 10.0  # between two lines about a fault whose reason changes
 REPEATED_SECONDS = 600.0  # between two lines about one that goes on for the same reason
 
-_NOTHING: Mapping[str, object] = MappingProxyType({})
-_about: ContextVar[Mapping[str, object]] = ContextVar("about", default=_NOTHING)
+_about: ContextVar[Mapping[str, object]] = ContextVar("about")
 
 
 class LogFormat(StrEnum):
@@ -45,14 +43,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, in ASCII only, so that any stream accepts it."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            **self._facts,
-            **_about.get(),
-        }
+        created = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields = {"time": created, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        line = {**fields, **self._facts, **_about.get({})}
         if record.exc_info:
             line["exception"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps({name: value for name, value in line.items() if value is not None}, default=str)
@@ -118,7 +111,7 @@ class RecurringFaults:
 @contextmanager
 def about(**facts: object) -> Iterator[None]:
     """Add these facts to every line logged within the block; a fact that is ``None`` is left out."""
-    token = _about.set({**_about.get(), **facts})
+    token = _about.set({**_about.get({}), **facts})
     try:
         yield
     finally:
@@ -138,22 +131,3 @@ def write_logs(log_format: LogFormat, **facts: object) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(as_json)
     redact_logs()
-
-
-@dataclass(frozen=True)
-class GangLogs:
-    """How the processes of a gang write their logs. Plain data, because they cannot read the service's settings.
-
-    Attributes:
-        log_format: The format of a line.
-        job: The job's ID.
-        attempt: Number of the gang.
-    """
-
-    log_format: LogFormat
-    job: str
-    attempt: int
-
-    def write(self, rank: int | None = None) -> None:
-        """Start logging in one of these processes, or start logging as a rank."""
-        write_logs(self.log_format, job=self.job, attempt=self.attempt, rank=rank)

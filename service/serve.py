@@ -34,7 +34,7 @@ from service.security.network import UnsafeExposure, check_exposure
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 from service.trackers.forwarder import Forwarder
-from service.trackers.opening import TrackerFactory
+from service.trackers.opening import open_tracker
 from service.trainer import REMEDY, has_trainer
 
 _log = logging.getLogger(__name__)
@@ -54,19 +54,16 @@ def run(settings: Settings) -> None:
     except UnsafeExposure as error:
         raise SystemExit(str(error)) from error
     if settings.ray_address is None and not has_trainer():
-        raise SystemExit(
-            "jobs cannot train here, because the trainer is not installed; set BOOST_RAY_ADDRESS to a Ray cluster on "
-            f"whose nodes it is, or {REMEDY}"
-        )
+        problem = "jobs cannot train here, because the trainer is not installed"
+        raise SystemExit(f"{problem}; set BOOST_RAY_ADDRESS to a Ray cluster on whose nodes it is, or {REMEDY}")
     write_logs(settings.log_format)
     raise_descriptor_limit()
     host, port = settings.host, settings.port
     try:
         listener = listen(host, port)
     except OSError as error:
-        raise SystemExit(
-            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set BOOST_PORT to another port"
-        ) from error
+        problem = f"cannot listen on {host}:{port}: {error.strerror}"
+        raise SystemExit(f"{problem}; stop what uses it or set BOOST_PORT to another port") from error
     with contextlib.closing(listener):
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -75,24 +72,15 @@ def run(settings: Settings) -> None:
             raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {in_words(error)}") from error
         with contextlib.closing(JobStore(settings.database_url, seconds=settings.database_seconds)) as store:
             if settings.auth and KeyStore(store.engine).empty():
-                _log.warning(
-                    "there is no API key yet; create one on this machine: boost keys create NAME --tenant TENANT "
-                    "--scope admin --direct"
-                )
+                command = "boost keys create NAME --tenant TENANT --scope admin --direct"
+                _log.warning("there is no API key yet; create one on this machine: %s", command)
             _serve(settings, store, listener)
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(
-        settings.ray_address,
-        settings.cpus,
-        settings.secrets_dir,
-        settings.ray_token_file,
-        settings.metrics_ports(),
-        settings.log_format,
-        settings.public_url,
-        settings.prefixes(),
-    )
+    of_ray = settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file
+    of_ranks = settings.metrics_ports(), settings.log_format, settings.public_url, settings.prefixes()
+    gangs = RayGangs(*of_ray, *of_ranks)
     metrics = ProcessMetrics()
     tracing = None
     if settings.otlp_endpoint is not None:
@@ -106,15 +94,10 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         return Limits(*quotas.limits())
 
     reconciler = partial(
-        Reconciler,
-        gangs=gangs,
+        Reconciler, gangs=gangs, limits=limits, tracing=tracing, autoscales=settings.autoscaling,
         policy=ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds),
-        limits=limits,
-        tracing=tracing,
-        autoscales=settings.autoscaling,
-        topology=settings.topology_labels,
-        silent_seconds=settings.supervisor_seconds,
-    )
+        topology=settings.topology_labels, silent_seconds=settings.supervisor_seconds,
+    )  # fmt: skip
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
         builds = RayBuilds(AccessRules(str(settings.secrets_dir), settings.prefixes()))
@@ -128,22 +111,20 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits, in_need)
 
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
-    forwarder = Forwarder(store, leases, TrackerFactory(settings))
+    forwarder = Forwarder(store, leases, partial(open_tracker, settings))
     app = create_app(store, settings, loop.outlook, metrics, tracing)
     context = app.state.context
     sweeps = SweepLoop(store, context.studies, lambda: loop.lease, trial_submitter(context), settings.reconcile_seconds)
     server = ApiServer(app, settings)
     # uvicorn stops at either signal and then raises it again: as KeyboardInterrupt, both leave through finally.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    loop.start()
-    forwarder.start()
-    sweeps.start()
+    for each in (loop, forwarder, sweeps):
+        each.start()
     try:
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
     finally:
-        forwarder.stop()
-        sweeps.stop()
-        loop.stop()
+        for each in (forwarder, sweeps, loop):
+            each.stop()
         if tracing:
             tracing.close()

@@ -10,9 +10,9 @@ from boost_core.architecture import Stage, cut
 from boost_core.config import JobSpec, Layout
 from boost_core.config.job import layout_problems
 from boost_core.plan.machine import SPARE, Machine, NetworkConfig, machine_of
-from boost_core.plan.memory import PipelineRank, lacking, node_bytes
+from boost_core.plan.memory import PipelineRank, lacking, most_of, node_bytes
 from boost_core.plan.report import at
-from boost_core.plan.throughput import Step, StepSeconds
+from boost_core.plan.throughput import Step, StepParts
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 MODES = tuple(product(("none", "latent", "shared", "full", "offload"), (1, 2)))
@@ -73,9 +73,15 @@ def drawn(seed: int, layers: int = 8, gpus: int = 16, hosts: bool = False) -> In
     return Instance(job, number, machine, device_bytes)
 
 
-def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine) -> StepSeconds:
+def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine) -> StepParts:
     """A step's seconds, with the pipeline simulated pass by pass."""
     return Step(at(spec, layout, machine), layout, machine).replayed()
+
+
+def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
+    """A step's seconds of exposed copies to and from the host's memory, with the correction."""
+    copies = Step(at(spec, layout, machine), layout, machine).host_copies
+    return copies.state + copies.exposed
 
 
 def fastest(instance: Instance, below: float = inf, all_cuts: bool = True) -> float:
@@ -131,6 +137,5 @@ def _cuts(job: JobSpec) -> Iterator[Sequence[Stage]]:
 def _fits(job: JobSpec, stages: Sequence[Stage], limit: float, machine: Machine) -> bool:
     size = job.parallelism.pipeline_parallel_size
     found = [PipelineRank(job, rank, stages[rank::size]).memory() for rank in range(size)]
-    most = replace(found[0], host=max(each.host for each in found), copies=max(each.copies for each in found))
-    of_node = node_bytes(most, Layout.of(job.parallelism), machine)
+    of_node = node_bytes(most_of(found), Layout.of(job.parallelism), machine)
     return max(each.total for each in found) <= limit and not lacking(of_node, machine)

@@ -1,1 +1,1 @@
-"""The cost of one rank's work: kernels, a whole step, collectives. ``boost bench --help`` lists the benchmarks."""
+"""Measurements of this machine for the planner: a profile of a device, a job's own steps, and links."""

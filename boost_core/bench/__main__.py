@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _check_comm(options, ranks)  # in one line, before ranks that would each say it
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
-        _try_to_write(options.out)
+        try_to_write(options.out)
         if options.benchmark == "job":
             job = load_job(options.job)
             if job.resources.gpus_per_worker:
@@ -122,10 +122,10 @@ def _check_comm(options: argparse.Namespace, ranks: int) -> None:
         raise ValueError("one rank has no other to exchange with; start two or more")
     if options.profile is not None:
         _profile_at(options.profile)
-        _try_to_write(options.profile)
+        try_to_write(options.profile)
 
 
-def _try_to_write(path: Path) -> None:
+def try_to_write(path: Path) -> None:
     """Open a file for what is about to be measured, which is lost if that fails later; leave no empty one."""
     new = not os.path.lexists(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from boost_core.bench.results import Row, Spread, wall_seconds
+from boost_core.bench.results import Row, wall_seconds
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import Link
 from boost_core.parallel.symmetric_memory import SymmetricMemory, connect
@@ -85,17 +85,17 @@ def comm_rows(level: Level, device: torch.device, largest_bytes: int, repeats: i
             call = partial(_run, payload, level.group, operation=name)
             seconds = _seconds(call, device, repeats)
             case = f"{name} of {size} bytes {among}"
-            rows.append(Row(case, "time", "s", *Spread.of(seconds)))
+            rows.append(Row.of(case, "time", "s", *seconds))
             if name == "all-reduce":
                 median = torch.tensor(statistics.median(seconds), dtype=torch.float64, device=device)
                 dist.broadcast(median, 0)  # so that all ranks arrive at the same link
                 medians.append(median.item())
                 if level.groups > 1:
                     alone = _seconds(call if level.first else lambda: None, device, repeats)
-                    rows.append(Row(f"{case}, one group alone", "time", "s", *Spread.of(alone)))
+                    rows.append(Row.of(f"{case}, one group alone", "time", "s", *alone))
     link, case = fit(level.ranks, sizes, medians), f"all-reduce {among}"
-    rows.append(Row.single(case, "fitted α", "s", link.base_seconds))
-    rows.append(Row.single(case, "fitted β", "bytes/s", link.bytes_per_second))
+    rows.append(Row.of(case, "fitted α", "s", link.base_seconds))
+    rows.append(Row.of(case, "fitted β", "bytes/s", link.bytes_per_second))
     return link, rows
 
 
@@ -182,7 +182,7 @@ def symmetric_rows(
             dist.all_reduce(median, dist.ReduceOp.MAX)  # so that all ranks arrive at the same sizes
             longest[name].append(median.item())
             case = f"all-reduce of {size} bytes among {ranks} ranks (by {name})"
-            rows.append(Row(case, "time", "s", *Spread.of(seconds)))
+            rows.append(Row.of(case, "time", "s", *seconds))
     return faster_up_to(sizes, *longest.values()), rows
 
 

@@ -62,21 +62,17 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
     rate, bandwidth, start = fit(samples)
     attention = _attention_rate(jobs[0], dtype, device, repeats)
     few = replace(shape, sequence_length=_FEW_TOKENS, micro_batch_size=1)
-    rates = Profile(
-        rate, attention, bandwidth, start, 0.0, 0.0, 0.0, True, "as fitted", launches_in_turn=device.type == "cpu"
-    )
+    in_turn = device.type == "cpu"
+    rates = Profile(rate, attention, bandwidth, start, 0.0, 0.0, 0.0, True, "as fitted", launches_in_turn=in_turn)
     # What a block with few tokens takes is its launches; where these come in turn, less its work.
     launches = [
-        block_seconds(few, variant, device, repeats)
-        - (_planned(variant.job(few, device), rates) if rates.launches_in_turn else 0.0)
+        block_seconds(few, variant, device, repeats) - (_planned(variant.job(few, device), rates) if in_turn else 0.0)
         for variant in _VARIANTS
     ]
     launched = max(0.0, min(launches))
     profile = replace(rates, block_seconds=launched)
-    ratios = {
-        variant.name: block_seconds(shape, variant, device, repeats) / _planned(job, profile)
-        for variant, job in zip(_VARIANTS, jobs, strict=True)
-    }
+    of_jobs = zip(_VARIANTS, jobs, strict=True)
+    ratios = {each.name: block_seconds(shape, each, device, repeats) / _planned(job, profile) for each, job in of_jobs}
     if min(ratios.values()) <= 0:
         raise ValueError("steps do not take longer with more blocks: give --repeats more, or a larger shape")
     logs = [math.log(ratio) for ratio in ratios.values()]
@@ -213,10 +209,7 @@ def measure_job(job: JobSpec, seconds: float = 1.0) -> MeasuredProfile:
         precision=computed_in(training.precision),
         cores=max(1, int(cores)),
         cases=(f"a step of {few.model.num_hidden_layers} blocks in {took:.3g} s",),
-        product_flops=rates.product_flops,
-        attention_flops=rates.attention_flops,
-        bandwidth=rates.bandwidth,
-        start_seconds=rates.start_seconds,
+        **{name: getattr(rates, name) for name in ("product_flops", "attention_flops", "bandwidth", "start_seconds")},
         block_seconds=ratio * rates.block_seconds,
         correction=ratio,
         spread=_JOB_SPREAD,

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -20,20 +19,6 @@ from boost_core.terminal import table_lines
 
 _AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the CPU enqueues the timed work
 FLUSHED_BYTES = 256 << 20  # more than any GPU's last-level cache holds
-
-
-class Spread(NamedTuple):
-    """Percentiles of repeated measurements."""
-
-    p20: float
-    p50: float
-    p80: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> "Spread":
-        """Compute the percentiles of one or more values; one value is its own spread."""
-        p20, _, _, p80 = statistics.quantiles(values if values[1:] else values * 2, n=5, method="inclusive")
-        return cls(p20, statistics.median(values), p80)
 
 
 def wall_seconds(
@@ -152,9 +137,10 @@ class Row:
     p80: float
 
     @classmethod
-    def single(cls, case: str, quantity: str, unit: str, value: float) -> "Row":
-        """Make a row from a single number."""
-        return cls(case, quantity, unit, value, value, value)
+    def of(cls, case: str, quantity: str, unit: str, *values: float) -> "Row":
+        """Make a row from one or more measurements; one is its own percentiles."""
+        p20, _, _, p80 = statistics.quantiles(values, n=5, method="inclusive") if values[1:] else values * 4
+        return cls(case, quantity, unit, p20, statistics.median(values), p80)
 
 
 def table(rows: Sequence[Row], width: int) -> str:

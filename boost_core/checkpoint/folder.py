@@ -34,15 +34,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from boost_core import __version__
-from boost_core.checkpoint.manifest import (
-    CheckpointDamaged,
-    Manifest,
-    StoredFile,
-    WriterLayout,
-    decode,
-    encode,
-    model_facts,
-)
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest, StoredFile, WriterLayout, decode, model_facts
 from boost_core.config import JobSpec, Layout, ParallelismConfig
 from boost_core.config.base import UnfitField, counted
 from boost_core.config.job import CheckpointConfig
@@ -255,9 +247,8 @@ class CheckpointFolder:
         left = self._sizes(step).keys() - {COMMITTED}
         if MANIFEST in left:  # first, so that no reader sees a partial checkpoint
             try:
-                self._filesystem.rm_file(self._file(step, MANIFEST))
-            except FileNotFoundError:
-                pass
+                with suppress(FileNotFoundError):
+                    self._filesystem.rm_file(self._file(step, MANIFEST))
             except PermissionError:
                 if self.is_local:
                     raise
@@ -324,8 +315,7 @@ class CheckpointFolder:
     def _unlisted(self, step: int, manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
         """Report files written by torch, other than emptied ones, that the manifest does not list."""
         written = {name for name, size in sizes.items() if size and (name == INDEX or name.endswith(".distcp"))}
-        unknown = written - manifest.files.keys()
-        return [f"{self._file(step, name)} is not in the manifest" for name in sorted(unknown)]
+        return [f"{self._file(step, name)} is not in the manifest" for name in sorted(written - manifest.files.keys())]
 
     def _unreadable(self, path: str, error: OSError) -> CheckpointDamaged:
         """Treat a disk's read error as damage; a store may only be unavailable, so its error is re-raised."""
@@ -460,7 +450,7 @@ class CheckpointFolder:
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest atomically; the checkpoint exists from then on."""
-        self._write_in_one_piece(self._file(manifest.step, MANIFEST), encode(manifest))
+        self._write_in_one_piece(self._file(manifest.step, MANIFEST), manifest.to_json().encode())
         try:
             self._filesystem.pipe_file(self._file(manifest.step, COMMITTED), b"")
         except Exception as error:  # stores raise types of their own
@@ -509,12 +499,9 @@ class CheckpointFolder:
             listing = self._filesystem.ls(path, detail=True)
         except FileNotFoundError:
             return {}
+        sizes = {entry["name"]: int(entry["size"] or 0) for entry in listing}
         # Some S3 servers list the folder itself, too.
-        return {
-            entry["name"].rsplit("/", 1)[-1]: int(entry["size"] or 0)
-            for entry in listing
-            if entry["name"].rstrip("/") != path.rstrip("/")
-        }
+        return {name.rsplit("/", 1)[-1]: size for name, size in sizes.items() if name.rstrip("/") != path.rstrip("/")}
 
     def _file(self, step: int, name: str) -> str:
         return f"{self._path}/{_name(step)}/{name}"
@@ -599,14 +586,6 @@ class Origin(NamedTuple):
         folder, step = located(url, storage_options, deadline)
         return cls(f"checkpoint.{field}", folder, step, weights_only=field == "weights_from")
 
-    def checkpoints(self) -> Iterator[StoredCheckpoint]:
-        """Yield the checkpoints that a job may start from, newest first; each is examined only when reached."""
-        if self.step is None:
-            yield from self.folder.checkpoints()
-            return
-        with suppress(FileNotFoundError):
-            yield self.folder.checkpoint(self.step)
-
     def absent(self) -> UnfitOrigin:
         """Return the error for a checkpoint that does not exist."""
         where = self.folder.url if self.step is None else self.folder.step_url(self.step)
@@ -678,8 +657,12 @@ def refuse_unfit_origin(
     origin = Origin.of(spec.checkpoint, storage_options, deadline)
     if origin is None:
         return
+    try:
+        stored = origin.folder.checkpoints() if origin.step is None else [origin.folder.checkpoint(origin.step)]
+    except FileNotFoundError:
+        raise origin.absent() from None
     damage = ""
-    for checkpoint in origin.checkpoints():
+    for checkpoint in stored:
         if checkpoint.manifest is not None and not checkpoint.damage:
             origin.refuse_unfit(spec, checkpoint.manifest)
             return

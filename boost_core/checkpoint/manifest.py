@@ -109,21 +109,17 @@ class Manifest(_Stored):
             ValueError: This version does not support the checkpoint's model.
         """
         there, here = model_facts(self.read_model()), model_facts(model)
-        return {
-            name: f"{name} is {there.get(name)} there and {here.get(name)} here"
-            for name in there | here
-            if there.get(name) != here.get(name)
-        }
+        names = [name for name in there | here if there.get(name) != here.get(name)]
+        return {name: f"{name} is {there.get(name)} there and {here.get(name)} here" for name in names}
 
-
-def encode(manifest: Manifest) -> bytes:
-    """Serialize a manifest as JSON with a checksum of its content."""
-    content = manifest.model_dump(mode="json")
-    return json.dumps(content | {_CHECKSUM: _checksum(content)}, indent=1).encode()
+    def to_json(self) -> str:
+        """The manifest with a checksum of its content."""
+        content = self.model_dump(mode="json")
+        return json.dumps(content | {_CHECKSUM: _checksum(content)}, indent=1)
 
 
 def decode(stored: bytes, step: int) -> Manifest:
-    """Read a manifest written by ``encode`` of this version or an older one.
+    """Read a manifest written by ``Manifest.to_json`` of this version or an older one.
 
     Args:
         stored: The file's content.
@@ -176,11 +172,8 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
     The names and their meanings are fixed, however ``ModelConfig`` changes. Defaults are filled in, because they may
     change; but features unknown to earlier versions are left out if the model does not use them.
     """
-    later = {
-        "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
-        "sliding_window": model.sliding_window,
-        "qk_norm": model.qk_norm or None,
-    }
+    scaling = model.rope_scaling and model.rope_scaling.model_dump()
+    later = {"rope_scaling": scaling, "sliding_window": model.sliding_window, "qk_norm": model.qk_norm or None}
     return {name: fact for name, fact in later.items() if fact is not None} | {
         "family": model.family,
         "lax": model.lax and {"base": model.lax.base, "gate": model.lax.gate, "chain_length": model.lax.chain_length},

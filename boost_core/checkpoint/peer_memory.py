@@ -39,14 +39,13 @@ class Snapshot:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, key: SnapshotKey, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
+    def of(cls, key: SnapshotKey, ranks: int, samples: int, chunks: Sequence[Chunk]) -> "Snapshot":
         """Make a snapshot of chunks on the host, without copying them."""
-        boxes, tensors = [], []
+        boxes, tensors = list[TensorSlice](), tuple(chunk.tensor for chunk in chunks)
         for chunk in chunks:
-            tensors.append(chunk.tensor)
             dtype = str(chunk.tensor.dtype).removeprefix("torch.")
             boxes.append(TensorSlice(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype))
-        return cls(SnapshotIndex(key, ranks, samples, tuple(boxes)), tuple(tensors))
+        return cls(SnapshotIndex(key, ranks, samples, tuple(boxes)), tensors)
 
 
 @dataclass(eq=False)
@@ -66,11 +65,8 @@ class SnapshotStore:
     def keep_only(self, generation: int, step: int) -> None:
         """Drop all snapshots except those of one step of one gang."""
         with self._lock:
-            self._snapshots = {
-                key: snapshot
-                for key, snapshot in self._snapshots.items()
-                if (key.generation, key.step) == (generation, step)
-            }
+            for key in [key for key in self._snapshots if (key.generation, key.step) != (generation, step)]:
+                del self._snapshots[key]
 
     def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
         """Keep the newest snapshot of a rank readable and unchanged, whatever else is kept or dropped.
@@ -114,8 +110,7 @@ class SnapshotStore:
                 snapshot, self._held_until = self._held, time.monotonic() + HOLD_SECONDS
             else:
                 snapshot = self._snapshots[key]
-        boxes = [(box.name, box.offsets) for box in snapshot.index.boxes]
-        tensors = dict(zip(boxes, snapshot.tensors, strict=True))
+        tensors = dict(zip([(box.name, box.offsets) for box in snapshot.index.boxes], snapshot.tensors, strict=True))
         parts = []
         for region in regions:
             box = tuple(slice(begin, begin + size) for begin, size in zip(region.begin, region.lengths, strict=True))

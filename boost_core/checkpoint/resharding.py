@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from boost_core.checkpoint.folder import INDEX, CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, CheckpointUnreadable, Manifest, StoredFile
-from boost_core.checkpoint.shards import Chunk, TensorMissing, first_cause, in_words, of_all_ranks, on_first_rank
+from boost_core.checkpoint.shards import Chunk, TensorMissing, in_words, of_all_ranks, on_first_rank
 from boost_core.config.storage import Unreadable, refuse_irregular
 
 
@@ -115,9 +115,7 @@ class ShardReader(FsspecReader):
         verified: Names of the files that were read whole and match what was written.
     """
 
-    def __init__(
-        self, path: str, files: Mapping[str, StoredFile], least_share: float = 0.0, **storage_options: Any
-    ) -> None:
+    def __init__(self, path: str, files: dict[str, StoredFile], least_share: float = 0, **storage_options: Any) -> None:
         super().__init__(path, **storage_options)
         self._files, self._least_share = files, least_share
         self._index: Metadata | None = None
@@ -304,12 +302,11 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
             raise CheckpointUnreadable(in_words(unread[0])) from failure
         if problems := _problems_of_all_ranks(lambda: folder.damage(manifest.step, rank, ranks)):
             raise CheckpointDamaged("; ".join(problems)) from failure
-        for cause in errors:
-            if isinstance(cause, TensorMissing):
-                raise ValueError(
-                    f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
-                    "start from its weights alone: checkpoint.weights_from"
-                ) from failure
+        if missing := next((each for each in errors if isinstance(each, TensorMissing)), None):
+            raise ValueError(
+                f"the checkpoint at {url} has no tensor {missing}; if another optimizer.kind wrote it, use that, or "
+                "start from its weights alone: checkpoint.weights_from"
+            ) from failure
         raise CheckpointUnreadable(f"{url}: rank {min(causes)}: {in_words(causes[min(causes)])}") from failure
     unverified = sorted(manifest.files.keys() - set(of_all_ranks(reader.verified)))
     if problems := _problems_of_all_ranks(lambda: folder.damage_of(manifest, unverified[rank::ranks])):
@@ -347,7 +344,7 @@ def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks
     try:
         load({}, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as failure:  # not a subclass of Exception
-        cause, _ = next(iter(failure.failures.values()))
+        rank, (cause, _) = next(iter(failure.failures.items()))
         if isinstance(cause, CheckpointDamaged):
             raise cause from failure
-        raise OSError(f"checkpoint {url} cannot be read: {first_cause(failure)}") from failure
+        raise OSError(f"checkpoint {url} cannot be read: rank {rank}: {in_words(cause)}") from failure

@@ -48,14 +48,12 @@ class SaveOutcome(NamedTuple):
     """The outcome of handling a copy of the state, the same on all ranks.
 
     Attributes:
-        step: The copy's step.
         stored_step: The newest step known to be in the store as a result; -1 if the copy was not written.
         manifest: Its manifest in the store, if it was written.
         failure: Why it could not be written.
         seconds: How long it took.
     """
 
-    step: int
     stored_step: int
     manifest: Manifest | None
     failure: str
@@ -96,24 +94,22 @@ class Saver:
         self._lock = threading.Lock()
         self.failure = ""
 
-    def start(
-        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: SaveRequest | None
-    ) -> None:
+    def start(self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, request: SaveRequest | None) -> None:
         """Start handling a copy; the outcome of the previous one must have been collected.
 
         Args:
             step: The copy's step.
             chunks: The copy of this rank's state; must not change until the outcome is known.
             snapshot: The same as a snapshot, if it is to be kept in memory; must not change as long as it is kept.
-            checkpoint: How to write it; ``None`` to write nothing.
+            request: How to write it; ``None`` to write nothing.
         """
         if self._thread is not None:
             raise AssertionError("a copy is being written")
         self._makes_way.clear()
-        self._trying, self._began = checkpoint is not None and not self._failures, time.monotonic()
+        self._trying, self._began = request is not None and not self._failures, time.monotonic()
         # A daemon, so that a failed process does not wait for a store.
         device = torch.cuda.current_device() if dist.get_backend() == "nccl" else None
-        work = partial(self._run, device, step, chunks, snapshot, checkpoint)
+        work = partial(self._run, device, step, chunks, snapshot, request)
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
         self._thread.start()
 
@@ -167,7 +163,7 @@ class Saver:
 
     def _run(
         self, device: int | None, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None,
-        checkpoint: SaveRequest | None,
+        request: SaveRequest | None,
     ) -> None:  # fmt: skip
         started = time.perf_counter()
         stored_step, manifest = -1, None
@@ -178,13 +174,13 @@ class Saver:
             if self._peers and snapshot:
                 self._peers.exchange(snapshot)
                 self._after_copy(step)
-            if checkpoint:
-                stored_step, manifest = self._stored(step, chunks, checkpoint)
+            if request:
+                stored_step, manifest = self._stored(step, chunks, request)
         except Exception as error:  # raised in the loop, which collects the outcome
             self._outcome = error
             return
-        failure = self.failure if checkpoint and stored_step < 0 else ""
-        self._outcome = SaveOutcome(step, stored_step, manifest, failure, time.perf_counter() - started)
+        failure = self.failure if request and stored_step < 0 else ""
+        self._outcome = SaveOutcome(stored_step, manifest, failure, time.perf_counter() - started)
         if manifest is not None and dist.get_rank() == 0:
             try:
                 self._folder.prune(self._keep.keep_last, self._keep.keep_every, newest=stored_step)
@@ -195,7 +191,7 @@ class Saver:
             else:
                 self._unremoved = ""
 
-    def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
+    def _stored(self, step: int, chunks: Sequence[Chunk], request: SaveRequest) -> tuple[int, Manifest | None]:
         """Retry until the copy is written or makes way; return the step then stored, and its manifest."""
         while True:
             if not self._failures:
@@ -205,12 +201,12 @@ class Saver:
             try:
                 on_first_rank(self._before_save, self._ranks)
                 stored: tuple[int, Manifest | None] | None = None
-                least = checkpoint.unless_newest_is
+                least = request.unless_newest_is
                 newest = None if least is None else on_first_rank(self._folder.newest_intact, self._ranks)
                 if least is not None and newest is not None and newest >= least:
                     try:
                         manifest = None
-                        if checkpoint.read_back:  # it counts only if it reads back as written
+                        if request.read_back:  # it counts only if it reads back as written
                             manifest = on_first_rank(partial(self._folder.manifest, newest), self._ranks)
                             refuse_damaged(self._folder, newest, self._ranks)
                         stored = newest, manifest
@@ -219,8 +215,8 @@ class Saver:
                             logger.warning("%s is written again: %s", self._folder.step_url(newest), damage)
                 if stored is None:
                     checksums = save_chunks(self._folder, step, chunks, self._ranks)
-                    stored = step, on_first_rank(partial(checkpoint.commit, checksums), self._ranks)
-                    if checkpoint.read_back:
+                    stored = step, on_first_rank(partial(request.commit, checksums), self._ranks)
+                    if request.read_back:
                         refuse_damaged(self._folder, step, self._ranks)
             except SaveFailed as reason:
                 pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]

@@ -98,8 +98,7 @@ class SaveChunks(DefaultSavePlanner):
         items = []
         for chunk in self._chunks.values():
             place = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
-            kind = TensorProperties.create_from_tensor(chunk.tensor)
-            data = TensorWriteData(place, kind, torch.Size(chunk.shape))
+            data = TensorWriteData(place, TensorProperties.create_from_tensor(chunk.tensor), torch.Size(chunk.shape))
             items.append(WriteItem(index=chunk.index, type=WriteItemType.SHARD, tensor_data=data))
         self.plan = SavePlan(items)
         return self.plan
@@ -241,7 +240,8 @@ def save_chunks(
     try:
         save({}, storage_writer=writer, planner=SaveChunks(chunks), process_group=ranks)
     except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
-        raise SaveFailed(first_cause(failure)) from failure
+        rank, (cause, _) = next(iter(failure.failures.items()))  # the first that failed
+        raise SaveFailed(f"rank {rank}: {in_words(cause)}") from failure
     checksums: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(checksums, writer.checksums, group=ranks)
     return {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
@@ -301,12 +301,6 @@ def read_on_first_rank(action: Callable[[], Result]) -> Result:
     """
     as_they_are = CheckpointDamaged, FileNotFoundError, PermissionError
     return on_first_rank(action, failure=CheckpointUnreadable, as_they_are=as_they_are)
-
-
-def first_cause(failure: CheckpointException) -> str:
-    """The first rank that failed, and why, for people."""
-    rank, (cause, _) = next(iter(failure.failures.items()))
-    return f"rank {rank}: {in_words(cause)}"
 
 
 def in_words(error: BaseException) -> str:

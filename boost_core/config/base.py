@@ -7,6 +7,7 @@ PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a
 Merge keys (``<<``), which 1.2 dropped, are still supported because many configurations use them.
 """
 
+import json
 import math
 import re
 import signal
@@ -20,16 +21,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from annotated_types import MaxLen
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, WrapValidator, field_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 # Strings, numbers and booleans are checked strictly: JSON tells them apart, but pydantic converts them into each other.
@@ -38,53 +30,6 @@ _KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type
 
 
 _MOST_MIXED_UP = 100  # entries of a list that are reported
-
-
-@dataclass(frozen=True)
-class AcceptedKind:
-    """Which of the types that pydantic mixes up a field accepts.
-
-    Attributes:
-        error: Pydantic's error type for a value of another type.
-        truth: Whether it accepts true and false; otherwise it accepts numbers.
-        listed: Whether it accepts a list of them.
-    """
-
-    error: str
-    truth: bool
-    listed: bool
-
-    @classmethod
-    def of(cls, annotation: Any) -> "AcceptedKind | None":
-        """What a field of a type accepts; ``None`` unless it takes numbers or booleans, as pydantic checks the rest."""
-        types, parts = set[Any](), [annotation]  # those of ``int | None``, ``tuple[float, ...]``, a ``Literal``, …
-        while parts:
-            part = parts.pop()
-            inner, origin = get_args(part), get_origin(part)
-            parts += inner[:1] if origin is Annotated else inner
-            if origin is tuple:
-                types.add(tuple)
-            if not inner:
-                types.add(part if isinstance(part, type) else type(part))
-        scalars = types - {NoneType, EllipsisType, tuple}
-        if not scalars or not scalars <= _KINDS.keys():
-            return None
-        error = next(error for python_type, error in _KINDS.items() if python_type in scalars)
-        return cls(error, scalars == {bool}, tuple in types)
-
-    def mixed_up(self, value: Any) -> list[InitErrorDetails]:
-        """Errors for the parts of a value that are of another kind, with their place in a list."""
-        if isinstance(value, list | tuple) != self.listed:
-            return []
-        errors: list[InitErrorDetails] = []
-        parts: list[tuple[tuple[int, ...], Any]] = [((), value)]
-        while parts and len(errors) < _MOST_MIXED_UP:
-            place, part = parts.pop()
-            if isinstance(part, list | tuple):
-                parts += reversed([((*place, index), entry) for index, entry in enumerate(part)])
-            elif isinstance(part, str) or (isinstance(part, int | float) and isinstance(part, bool) != self.truth):
-                errors.append(InitErrorDetails(type=self.error, loc=place, input=part))
-        return errors
 
 
 # Pydantic's validation errors in terms of JSON; its own messages are about Python's types.
@@ -126,9 +71,7 @@ def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
     elif kind in _BY_TYPE:
         what = _BY_TYPE[kind]
     else:
-        what = str(error["msg"])
-        for subject in ("Value error, ", "Input ", "String "):
-            what = what.removeprefix(subject)
+        what = re.sub("^(Value error, )?(Input )?(String )?", "", error["msg"])
     if kind in _COMPLETE or not shown:
         return what
     match error.get("input"):  # in JSON's terms, shortened
@@ -136,10 +79,8 @@ def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
             value = "an object"
         case list() | tuple():
             value = "a list"
-        case None:
-            value = "null"
-        case bool() as truth:
-            value = str(truth).lower()
+        case None | bool() as constant:
+            value = json.dumps(constant)
         case int() as number if number.bit_length() > 14_000:  # Python writes no more than 4,300 digits
             value = f"an integer of {number.bit_length()} bits"
         case other:
@@ -169,20 +110,51 @@ class Config(Frozen):
     @field_validator("*", mode="before")
     @classmethod
     def _kinds_are_not_mixed_up(cls, value: Any, info: Any) -> Any:
-        accepted, most = _accepted(cls, info.field_name)
-        if isinstance(value, list | tuple | dict) and len(value) > most:
+        error, truth, listed, most = _accepted(cls, info.field_name)
+        is_listed = isinstance(value, list | tuple)
+        if (is_listed or isinstance(value, dict)) and len(value) > most:
             details = {"field_type": "List", "max_length": most, "actual_length": len(value)}
             raise PydanticKnownError("too_long", details)
-        if accepted and (errors := accepted.mixed_up(value)):
+        # The parts of the value that are of another kind, with their place in a list.
+        errors: list[InitErrorDetails] = []
+        is_checked = error and is_listed == listed
+        parts: list[tuple[tuple[int, ...], Any]] = [((), value)] if is_checked else []
+        while parts and len(errors) < _MOST_MIXED_UP:
+            place, part = parts.pop()
+            if isinstance(part, list | tuple):
+                parts += reversed([((*place, index), entry) for index, entry in enumerate(part)])
+            elif isinstance(part, str) or (isinstance(part, int | float) and isinstance(part, bool) != truth):
+                errors.append(InitErrorDetails(type=error, loc=place, input=part))
+        if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors, hide_input=True)
         return value
 
 
 @cache
-def _accepted(model: type[BaseModel], field: str) -> tuple[AcceptedKind | None, float]:
-    """What a field accepts, and the maximum number of entries if it takes a list or a mapping."""
+def _accepted(model: type[BaseModel], field: str) -> tuple[str, bool, bool, float]:
+    """Which of the types that pydantic mixes up a field accepts.
+
+    Returns:
+        Pydantic's error type for a value of another type, empty unless it takes numbers or booleans, as pydantic checks
+        the rest; whether it accepts true and false, otherwise numbers; whether it accepts a list of them; and the
+        maximum number of entries if it takes a list or a mapping.
+    """
     of = model.model_fields[field]
-    return AcceptedKind.of(of.annotation), _most_entries(of.annotation, of.metadata) or math.inf
+    types, parts = set[Any](), [of.annotation]  # those of ``int | None``, ``tuple[float, ...]``, a ``Literal``, …
+    while parts:
+        part = parts.pop()
+        inner, origin = get_args(part), get_origin(part)
+        parts += inner[:1] if origin is Annotated else inner
+        if origin is tuple:
+            types.add(tuple)
+        if not inner:
+            types.add(part if isinstance(part, type) else type(part))
+    listed, scalars = tuple in types, types - {NoneType, EllipsisType, tuple}
+    if listed:
+        scalars.discard(str)  # of ``Literal["auto"]``
+    known = [error for python_type, error in _KINDS.items() if python_type in scalars and scalars <= _KINDS.keys()]
+    most = _most_entries(of.annotation, of.metadata) or math.inf
+    return known[0] if known else "", scalars == {bool}, listed, most
 
 
 def _most_entries(annotation: Any, limits: Iterable[Any]) -> float:
@@ -271,7 +243,7 @@ def spelled(words: str) -> WrapValidator:
         words: What the pattern accepts.
     """
 
-    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def check(value: Any, handler: Any) -> Any:
         try:
             return handler(value)
         except ValidationError as error:
@@ -285,11 +257,8 @@ def spelled(words: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-ResourceName = Annotated[
-    str,
-    Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
-    spelled("lower-case letters, digits and hyphens, at most 63, not starting with a hyphen"),
-]
+_RESOURCE_NAMES = "lower-case letters, digits and hyphens, at most 63, not starting with a hyphen"
+ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"), spelled(_RESOURCE_NAMES)]
 
 
 # The URLs that are served, all through fsspec: paths, ``file://``, ``s3://`` and, for sources, ``hf://``.
@@ -347,7 +316,7 @@ def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
 _FIRST_YEAR, _LAST_YEAR = 1900, 9000
 
 
-def _in_utc(value: Any, handler: ValidatorFunctionWrapHandler) -> datetime:
+def _in_utc(value: Any, handler: Any) -> datetime:
     # pydantic reads numbers as seconds or milliseconds since 1970, depending on their size.
     if isinstance(value, int | float) or (isinstance(value, str) and value.lstrip("+-").replace(".", "", 1).isdigit()):
         raise PydanticKnownError("datetime_type")
@@ -373,11 +342,8 @@ def is_too_deep(content: Any) -> bool:
     level = {id(content): content}
     for _ in range(DEEPEST + 1):
         # By identity, because YAML may reference the same container many times.
-        inside = [
-            container.values() if isinstance(container, dict) else container
-            for container in level.values()
-            if isinstance(container, dict | list)
-        ]
+        containers = [each for each in level.values() if isinstance(each, dict | list)]
+        inside = [each.values() if isinstance(each, dict) else each for each in containers]
         level = {id(each): each for container in inside for each in container}
         if not level:
             return False
@@ -385,16 +351,12 @@ def is_too_deep(content: Any) -> bool:
 
 
 _TAG = "tag:yaml.org,2002:"
-# The pattern of each tag, and the characters with which it can begin.
 _CORE_SCHEMA = {
-    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    "merge": (r"<<", ["<"]),
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": r"<<",
 }
 
 
@@ -446,24 +408,20 @@ class _ForeignLoader(yaml.SafeLoader):
     """The safe loader with YAML 1.1, where ``3e-4`` would be a string."""
 
 
-for _name, (_pattern, _first) in _CORE_SCHEMA.items():
+for _name, _pattern in _CORE_SCHEMA.items():
     for _loader in (_Loader, _ForeignLoader) if _name == "float" else (_Loader,):
-        _loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
+        _loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), None)
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
 
 
 # Readable errors of object stores' clients, which raise types of their own.
 
 _CLIENTS = {"botocore", "aiobotocore", "aiohttp"}
+UNUSABLE = "the object store cannot be used: {}; check the URL, AWS_ENDPOINT_URL and credentials"
 
 
 class StoreUnusable(OSError):
     """An object store does not answer, or there are no credentials to sign requests with."""
-
-
-def unusable(problem: object) -> StoreUnusable:
-    """Return the error for a store that cannot be used, given what went wrong."""
-    return StoreUnusable(f"the object store cannot be used: {problem}; check the URL, AWS_ENDPOINT_URL and credentials")
 
 
 @contextmanager
@@ -478,4 +436,4 @@ def stores_in_words() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
-        raise unusable(error) from error
+        raise StoreUnusable(UNUSABLE.format(error)) from error

@@ -394,19 +394,16 @@ def refuse_damaged(
             filesystem, path = fsspec.url_to_fs(url, **options_at(url, storage_options))
             try:
                 with filesystem.open(path, "rb") as stream:
+                    beginning, size = stream.read(len(PARQUET)), stream.seek(0, os.SEEK_END)
+                    stream.seek(max(0, size - len(PARQUET)))
                     # The footer's length, between beginning and end, is also 4 bytes.
-                    whole = stream.seek(0, os.SEEK_END) >= 3 * len(PARQUET)
-                    if whole:
-                        stream.seek(-len(PARQUET), os.SEEK_END)
-                        end = stream.read()
-                        stream.seek(0)
-                        whole = stream.read(len(PARQUET)) == end == PARQUET
+                    whole = size >= 3 * len(PARQUET) and beginning == stream.read() == PARQUET
             except OSError as error:
                 raise _unread(error, f"cannot read {path!r}: {error.strerror or error}; check the path") from error
             if not whole:
                 problem = "is not a complete Parquet file: it is truncated, or a file of another kind; copy it again"
                 raise ValueError(f"{path!r} {problem}")
-    if source.kind in ("parquet", "arrow", "dataset"):
+    if source.kind in _IN_COLUMNS:
         # Of a few files, since each costs one request or two.
         sizes = {file.url: file.size for file in files}
         places = {place * (len(sizes) - 1) // (_MOST_SCHEMAS - 1) for place in range(_MOST_SCHEMAS)}
@@ -501,8 +498,8 @@ def split_source(
         by_hash = sorted(files, key=lambda file: hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest())
         count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
         split = SourceSplit(sorted(by_hash[count:], key=_BY_URL), sorted(by_hash[:count], key=_BY_URL))
-    compressed = any(compression(file.url) for file in files)
-    if source.kind not in _IN_COLUMNS and not compressed:  # otherwise the trainer counts
+    # Otherwise the trainer counts.
+    if source.kind not in _IN_COLUMNS and not any(compression(file.url) for file in files):
         training, validation = (sum(file.size for file in part) for part in (split.training, split.validation))
         if split.lone_file:
             validation = validation_tail(training, validation_fraction)
@@ -545,85 +542,69 @@ def list_files(
 @functools.cache  # it does not change, and with the packages next to it there are tens of thousands of files
 def _standard_library_files() -> tuple[SourceFile, ...]:
     root = sysconfig.get_paths()["stdlib"]
-    files = [
-        file
-        for file in _expand(f"{root}/**/*.py", WHOLE_DISK)
-        if not any(skip in file.url.removeprefix(root) for skip in _STANDARD_LIBRARY_SKIPS)
-    ]
-    if not files:
-        raise ValueError(f"there is no Python source text under {root}; use kind=text with paths of your own")
-    return tuple(sorted(files, key=_BY_URL))
+    files = sorted(_expand(f"{root}/**/*.py", WHOLE_DISK), key=_BY_URL)
+    read = (each for each in files if not any(skip in each.url.removeprefix(root) for skip in _STANDARD_LIBRARY_SKIPS))
+    if listed := tuple(read):
+        return listed
+    raise ValueError(f"there is no Python source text under {root}; use kind=text with paths of your own")
 
 
-def _expand(
-    pattern: str, storage_options: StorageOptions | None, kind: str = "text", new: bool = False
-) -> list[SourceFile]:  # fmt: skip
+def _expand(pattern: str, options: StorageOptions | None, kind: str = "text", new: bool = False) -> list[SourceFile]:
     """Files at a path: the file itself, all files in a folder, those of a saved dataset, or the matches of a glob."""
     try:
-        filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
-        if isinstance(filesystem, Disk):
-            filesystem = _Links(beneath=filesystem.beneath)
-            path = re.sub("/{2,}", "/", path)  # which patterns would take literally
-        matches = {}
-        if (pattern.startswith(HUB) or is_local(pattern)) and not has_magic(path):  # ``isdir`` takes errors for a no
-            is_folder = filesystem.info(path)["type"] == "directory"
-        else:
-            is_folder = filesystem.isdir(path)
-        if is_folder or (has_magic(path) and not filesystem.isfile(path)):
-            if kind == "dataset":
+        with _hub_in_words(pattern):
+            filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, options))
+            if isinstance(filesystem, Disk):
+                filesystem = _Links(beneath=filesystem.beneath)
+                path = re.sub("/{2,}", "/", path)  # which patterns would take literally
+            magic, files = has_magic(path), []
+            if (pattern.startswith(HUB) or is_local(pattern)) and not magic:  # ``isdir`` takes errors for a no
+                is_folder = filesystem.info(path)["type"] == "directory"
+            else:
+                is_folder = filesystem.isdir(path)
+            is_glob = not is_folder and magic and not filesystem.isfile(path)
+            above = re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0] if is_glob else path.rstrip("/")
+            if not is_folder and not is_glob:
+                listed = {path: filesystem.info(path)}
+            elif kind == "dataset":
                 names = _saved_datasets(filesystem, path.rstrip("/"), is_folder)
                 listed = {name: filesystem.info(name) for name in names}
             else:
                 listed = filesystem.find(path, detail=True) if is_folder else filesystem.glob(path, detail=True)
-            above = path.rstrip("/") if is_folder else re.split(r"[*?\[]", path, maxsplit=1)[0].rpartition("/")[0]
             shown = _HIDDEN.findall(path.removeprefix(above))
-            seen = [
-                (name, info)
-                for name, info in listed.items()
-                if all(
-                    any(fnmatchcase(part, each) for each in shown) for part in _HIDDEN.findall(name.removeprefix(above))
-                )
-                and not (kind in ("parquet", "arrow") and _OF_SPARK.fullmatch(name.rpartition("/")[2]))
-            ]
-        else:
-            seen = [(path, filesystem.info(path))]
-        for name, info in seen:
-            if info["type"] == "unreadable":
-                raise ValueError(f"{info['name']!r} {info['problem']}")
-            if info["type"] == "directory" and new and "**" not in path:
-                problem = "is a folder, of which this glob reads nothing; name its files by a glob of their own"
-                raise ValueError(f"{name!r} {problem}")
-            if info["type"] != "file":
-                continue
-            if _NO_NAME.search(name):
-                raise ValueError(f"{name!r} has '::' or bytes that are not UTF-8 in its name; rename it")
-            matches[name] = info
-            if pattern.startswith(HUB):  # the same in all revisions that have it
-                at = filesystem.resolve_path(name)
-                matches[name] = info | {"identity": f"{at.repo_id}/{at.path_in_repo} {info['blob_id']}"}
+            for name, info in listed.items():
+                below = name.removeprefix(above)
+                hidden = [part for part in _HIDDEN.findall(below) if not any(fnmatchcase(part, each) for each in shown)]
+                if hidden or (kind in ("parquet", "arrow") and _OF_SPARK.fullmatch(below.rpartition("/")[2])):
+                    continue
+                if info["type"] == "unreadable":
+                    raise ValueError(f"{info['name']!r} {info['problem']}")
+                if info["type"] == "directory" and new and "**" not in path:
+                    problem = "is a folder, of which this glob reads nothing; name its files by a glob of their own"
+                    raise ValueError(f"{name!r} {problem}")
+                if info["type"] != "file":
+                    continue
+                if _NO_NAME.search(name):
+                    raise ValueError(f"{name!r} has '::' or bytes that are not UTF-8 in its name; rename it")
+                identity = info.get("identity") or filesystem.unstrip_protocol(name)
+                if pattern.startswith(HUB):  # the same in all revisions that have it
+                    at = filesystem.resolve_path(name)
+                    identity = f"{at.repo_id}/{at.path_in_repo} {info['blob_id']}"
+                url = filesystem.unstrip_protocol(name) if "://" in pattern else name
+                stamp = info.get("ETag") or info.get("blob_id") or info.get("mtime", "")
+                files.append(SourceFile(url, int(info["size"]), str(stamp), identity))
     except FileNotFoundError:
         return []
     except StoreUnusable:  # which may pass
         raise
     except OSError as error:
-        _refuse_away(pattern, error)
         where = f" at {error.filename!r}" if error.filename else ""
         raise _unread(error, f"cannot look up {pattern!r}: {error.strerror or error}{where}; check the path") from error
     except ValueError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
     except ImportError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; install boost-service[trainer]") from error
-    except Exception as error:
-        _refuse_away(pattern, error)
-        raise
-    return [
-        SourceFile(
-            filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]),
-            str(info.get("ETag") or info.get("blob_id") or info.get("mtime", "")),
-            str(info.get("identity") or filesystem.unstrip_protocol(name)),
-        )
-        for name, info in matches.items()
-    ]  # fmt: skip
+    return files
 
 
 def _saved_datasets(filesystem: AbstractFileSystem, path: str, is_folder: bool) -> list[str]:
@@ -731,21 +712,17 @@ class _Links(Disk):
 
 @contextmanager
 def _hub_in_words(url: str) -> Iterator[None]:
+    """Raise ``StoreUnusable`` for an error of the hub's client that may pass: the hub is busy, or out of reach."""
     try:
         yield
-    except ValueError:
+    except (ValueError, ImportError):
         raise
     except Exception as error:
-        _refuse_away(url, error)
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        final = isinstance(error, OSError) and (status is None or (status not in (408, 429) and status < 500))
+        if url.startswith(HUB) and not final:
+            raise StoreUnusable(f"cannot look up {url!r}: {hub_problem(error)}") from error
         raise
-
-
-def _refuse_away(url: str, error: Exception) -> None:
-    """Raise ``StoreUnusable`` for an error of the hub's client that may pass: the hub is busy, or out of reach."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    final = isinstance(error, OSError) and (status is None or (status not in (408, 429) and status < 500))
-    if url.startswith(HUB) and not final:
-        raise StoreUnusable(f"cannot look up {url!r}: {hub_problem(error)}") from error
 
 
 def hub_problem(error: Exception) -> str:

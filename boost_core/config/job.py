@@ -106,11 +106,10 @@ class CheckpointConfig(Config):
     @field_validator("weights_from", "keep_every")
     @classmethod
     def _fields_go_together(cls, value: Any, info: Any) -> Any:
-        if value is None:
-            return value
-        if info.field_name == "weights_from" and info.data.get("continue_from") is not None:
+        is_set, name = value is not None, info.field_name
+        if is_set and name == "weights_from" and info.data.get("continue_from") is not None:
             raise ValueError("the job is also to continue from continue_from; leave one of them out")
-        if info.field_name == "keep_every" and info.data.get("keep_last") is None:
+        if is_set and name == "keep_every" and info.data.get("keep_last") is None:
             raise ValueError("without keep_last all checkpoints are kept; set keep_last, too, or leave keep_every out")
         return value
 
@@ -214,17 +213,12 @@ class FaultToleranceConfig(Config):
 
 _SERVER = re.compile(r"https?://[^\s/?#@]+[^\s?#@]*")
 
-ExperimentName = Annotated[
-    str,
-    Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/ -]*$"),
-    spelled("letters, digits, dots, underscores, slashes, spaces and hyphens"),
-]
+_EXPERIMENT_NAME = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/ -]*$")
+_IN_WORDS = "letters, digits, dots, underscores, slashes, spaces and hyphens"
+ExperimentName = Annotated[str, _EXPERIMENT_NAME, spelled(_IN_WORDS)]
 
-WandbName = Annotated[
-    str,
-    Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
-    spelled("letters, digits, dots, underscores and hyphens"),
-]
+_WANDB_NAME = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+WandbName = Annotated[str, _WANDB_NAME, spelled("letters, digits, dots, underscores and hyphens")]
 
 
 def server_url(value: str) -> str:
@@ -242,6 +236,8 @@ def server_url(value: str) -> str:
 
 
 ServerUrl = Annotated[str, Field(max_length=2000), AfterValidator(server_url)]
+
+
 Credentials = Annotated[ResourceName | None, Field(validate_default=True)]  # some trackers require a secret
 
 
@@ -303,22 +299,13 @@ class TrackersConfig(Config):
     wandb: WandbConfig | None = Field(None, description="A run in Weights & Biases. Default: none.")
 
 
-Name = Annotated[
-    str,
-    Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$"),
-    spelled("letters, digits, dots, underscores, spaces and hyphens, starting with a letter or digit"),
-]
-Label = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
-    spelled("letters, digits, underscores, dots, slashes and hyphens, at most 63, starting with a letter or digit"),
-]
+_NAMES = "letters, digits, dots, underscores, spaces and hyphens, starting with a letter or digit"
+_LABELS = "letters, digits, underscores, dots, slashes and hyphens, at most 63, starting with a letter or digit"
+_NOTES = "text without control characters other than tabs and line breaks"
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$"), spelled(_NAMES)]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"), spelled(_LABELS)]
+Notes = Annotated[str, Field(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$"), spelled(_NOTES)]
 MOST_TAGS = 20
-Notes = Annotated[
-    str,
-    Field(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$"),
-    spelled("text without control characters other than tabs and line breaks"),
-]
 AcceleratorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name for it, such as H100")]
 
 
@@ -434,12 +421,11 @@ class JobSpec(Config):
 
         With ``layouts: auto``, these are the chosen ones or, before the choice, the one in parallelism.
         """
-        if self.elasticity is None or self.elasticity.automatic:
+        if self.elasticity is None or self.elasticity.layouts == "auto":
             chosen = () if self.elasticity is None else self.elasticity.chosen
             return chosen or (Layout.of(self.parallelism),)
-        return legal_layouts(
-            self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker, self.elasticity
-        )
+        gpus = self.resources.gpus_per_worker
+        return legal_layouts(self.model, self.parallelism, self.training, self.optimizer, gpus, self.elasticity)
 
     def at(self, layout: Layout) -> "JobSpec":
         """Return the job with its gang in another layout."""
@@ -476,12 +462,12 @@ class JobSpec(Config):
     @property
     def leaves_layouts(self) -> bool:
         """Whether the job leaves the choice of its layouts to the service."""
-        return self.elasticity is not None and self.elasticity.automatic
+        return self.elasticity is not None and self.elasticity.layouts == "auto"
 
     @property
     def lacks_layouts(self) -> bool:
         """Whether the service has yet to choose the job's layouts."""
-        return self.elasticity is not None and self.elasticity.automatic and not self.elasticity.resolved
+        return self.elasticity is not None and self.leaves_layouts and not self.elasticity.resolved
 
     def with_layouts(self, layouts: tuple[Layout, ...] | None) -> "JobSpec":
         """Return the job with layouts chosen by the service; ``None`` undoes the choice."""
@@ -570,11 +556,10 @@ def layout_problems(
     warmup = (("batch_size_warmup", stage.global_batch_size) for stage in training.batch_size_warmup)
     for field, size in (("global_batch_size", training.global_batch_size), *warmup):
         if size % portion:
-            uneven = f"{size} sequences cannot be split into micro-batches of {micro_batch} on {replicas}"
-            remedy = (
-                f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
-            )
-            problems.append(FieldProblem(("training", field), size, f"{uneven} data parallel rank(s); {remedy}"))
+            near = -(-size // portion) * portion
+            split = f"split into micro-batches of {micro_batch} on {replicas} data parallel rank(s)"
+            remedy = f"use a multiple of {portion} such as {near}, or a smaller micro_batch_size"
+            problems.append(FieldProblem(("training", field), size, f"{size} sequences cannot be {split}; {remedy}"))
 
     kind, strategy, message = optimizer.kind, strategy_of(model, parallelism), ""
     if kind == "loro" and model.family != "svd":
@@ -592,12 +577,8 @@ def layout_problems(
         message = f"fp8 is for btp; {strategy} computes in bf16 or fp32: use bf16"
         problems.append(FieldProblem(("training", "precision"), "fp8", message))
     elif training.precision == "fp8" and model.rank is not None:  # otherwise refused already
-        widths = {
-            "hidden_size": model.hidden_size / ranks,
-            "num_key_value_heads": model.key_value_size / ranks,
-            "intermediate_size": model.intermediate_size / ranks,
-            "rank": model.bottleneck_rank,
-        }
+        widths = {"hidden_size": model.hidden_size / ranks, "num_key_value_heads": model.key_value_size / ranks}
+        widths |= {"intermediate_size": model.intermediate_size / ranks, "rank": model.bottleneck_rank}
         for name, width in widths.items():
             if width % _PIECE:
                 uneven = f"fp8 needs multiples of {_PIECE}, but model.{name} gives a rank {width:g} columns"
@@ -709,8 +690,7 @@ def _pipeline_problems(
     elif schedule != "1f1b" and count % size:
         needed = f"{schedule} needs a multiple of {size} micro-batches per step and data parallel rank"
         remedy = "change training.global_batch_size or micro_batch_size, or use 1f1b"
-        message = f"{needed}, but there are {count}; {remedy}"
-        problems.append(FieldProblem(of_schedule, schedule, message))
+        problems.append(FieldProblem(of_schedule, schedule, f"{needed}, but there are {count}; {remedy}"))
     return problems
 
 
@@ -755,14 +735,11 @@ def legal_layouts(
         elasticity: The layouts it allows.
     """
     sizes = elasticity.data_parallel_size
-    layouts = [
-        layout
-        for replica in elasticity.replicas(Layout.of(parallelism))
-        for number in ([] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max))
-        for layout in [replace(replica, dp=number)]
-        if not layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker, accepted=True)
-    ]
-    return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
+    numbers = [] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max)
+    replicas, rest = elasticity.replicas(Layout.of(parallelism)), (training, optimizer, gpus_per_worker)
+    layouts = [replace(replica, dp=number) for replica in replicas for number in numbers]
+    legal = (each for each in layouts if not layout_problems(model, parallelism.at(each), *rest, accepted=True))
+    return tuple(sorted(legal, key=lambda layout: (layout.world_size, layout)))
 
 
 def elasticity_problems(
@@ -772,13 +749,14 @@ def elasticity_problems(
     """Why a job cannot run in the layouts it allows: each kind of replica needs a legal number of replicas."""
     if elasticity is None:
         return []
-    if elasticity.automatic and (size := parallelism.context_parallel_size) > 1:
+    automatic = elasticity.layouts == "auto"
+    if automatic and (size := parallelism.context_parallel_size) > 1:
         message = "layouts=auto chooses among layouts without context parallelism; leave it out, or list layouts"
         return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
-    if elasticity.automatic and isinstance(parallelism.recompute, tuple):
+    if automatic and isinstance(parallelism.recompute, tuple):
         message = "layouts=auto tries other numbers of stages; use recompute=auto, or one mode for all blocks"
         return [FieldProblem(("parallelism", "recompute"), parallelism.recompute_text, message)]
-    if elasticity.automatic and (layers := parallelism.pipeline_layers_per_stage) is not None:
+    if automatic and (layers := parallelism.pipeline_layers_per_stage) is not None:
         message = "layouts=auto tries other numbers of stages; leave it out, or list layouts"
         return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), list(layers), message)]
     sizes = elasticity.data_parallel_size

@@ -1,7 +1,7 @@
 """The shape of a model."""
 
 from enum import Enum
-from math import log
+from math import inf, log
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -115,11 +115,6 @@ class RopeScalingConfig(Config):
         if slow and value is not None and (least := info.data.get(slow)) is not None and value <= least:
             raise ValueError(f"{value} must exceed {slow}={least}: a fast pair turns more often than a slow one")
         return value
-
-    @property
-    def attention(self) -> float:
-        """The factor applied to queries and keys."""
-        return self.attention_factor or 1.0
 
 
 class ModelConfig(Config):
@@ -237,9 +232,7 @@ class ModelConfig(Config):
 
     def crosses_into(self, layer: int) -> bool:
         """Whether latents of the previous block cross into this one."""
-        if self.lax is None or layer == 0:
-            return False
-        return self.lax.chain_length is None or layer % self.lax.chain_length != 0
+        return self.lax is not None and layer % (self.lax.chain_length or inf) != 0
 
     @property
     def mlp_activation(self) -> Activation:

@@ -113,11 +113,8 @@ class Reader:
 
     def under(self, section: str) -> dict[str, Any]:
         """The values of a section that have not been read, by their path within the section."""
-        return {
-            path.removeprefix(section): value
-            for path, value in self._values.items()
-            if path.startswith(section) and path not in self._carried_over
-        }
+        unread = {path: value for path, value in self._values.items() if path not in self._carried_over}
+        return {path.removeprefix(section): value for path, value in unread.items() if path.startswith(section)}
 
     def note(self, path: str, value: Any, remark: str) -> None:
         """Note that a value is not carried over, or is changed."""
@@ -333,12 +330,8 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
         reader.number(f"optimizer.optimizer_factory.{name}", reader.number(f"optimizer.{name}", default))
         for name, default in (("adam_beta1", 0.9), ("adam_beta2", 0.95), ("adam_eps", 1e-8))
     )
-    optimizer = {
-        "betas": [beta1, beta2],
-        "epsilon": epsilon,
-        "weight_decay": reader.number("optimizer.weight_decay"),
-        "clip_norm": reader.number("optimizer.clip_grad", 0) or NO_CLIPPING,
-    }
+    optimizer = {"betas": [beta1, beta2], "epsilon": epsilon, "weight_decay": reader.number("optimizer.weight_decay")}
+    optimizer["clip_norm"] = reader.number("optimizer.clip_grad", 0) or NO_CLIPPING
     kind = reader.take("optimizer.optimizer_factory.name", "adamW")
     if str(kind).lower() != "adamw":
         reader.refuse("optimizer.optimizer_factory.name", kind, "of these only adamW is supported here")
@@ -411,20 +404,12 @@ def import_config(path: str | Path) -> Imported:
     run = str(reader.take("general.run", "imported"))
     name = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
     parallelism, training = layout_and_batches(reader)
-    job: dict[str, Any] = {
-        "name": name[:100] or "imported",
-        "model": model,
-        "parallelism": parallelism,
-        "data": data,
-        "training": training,
-        "optimizer": optimizer_section(reader),
-        "checkpoint": {
-            "url": reader.take("checkpoints.checkpoints_path", None),
-            "every_steps": reader.whole("checkpoints.checkpoint_interval", None),
-        },
-        "resources": {"gpus_per_worker": 1},
-    }
-    job["checkpoint"] = {name: value for name, value in job["checkpoint"].items() if value is not None}
+    job: dict[str, Any] = {"name": name[:100] or "imported", "model": model, "parallelism": parallelism, "data": data}
+    job |= {"training": training, "optimizer": optimizer_section(reader)}
+    url = reader.take("checkpoints.checkpoints_path", None)
+    every = reader.whole("checkpoints.checkpoint_interval", None)
+    job["checkpoint"] = {name: value for name, value in (("url", url), ("every_steps", every)) if value is not None}
+    job["resources"] = {"gpus_per_worker": 1}
     if (earlier := reader.take("checkpoints.resume_checkpoint_path", None)) is not None:
         remark = "its files have another format; training starts from scratch"
         reader.note("checkpoints.resume_checkpoint_path", earlier, remark)

@@ -5,40 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, isqrt
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
+from operator import attrgetter
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import (
-    Field,
-    TypeAdapter,
-    ValidationError,
-    WithJsonSchema,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, TypeAdapter, WithJsonSchema, WrapValidator, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from boost_core.config.base import AcceptedKind, Config, FieldProblem, Frozen, Share, counted, raise_problems
+from boost_core.config.base import Config, FieldProblem, Frozen, Share, counted, raise_problems
 from boost_core.config.model import ModelConfig
 from boost_core.config.training import TrainingConfig
 
 # How the ranks of a gang are laid out: one type for job files, plan, scheduler, gang and metrics.
-
-
-class ParallelSizes(Protocol):
-    """Anything with the sizes under the job file's names: a job's ``parallelism``, and reports on a gang."""
-
-    @property
-    def tensor_parallel_size(self) -> int: ...  # noqa: D102
-
-    @property
-    def pipeline_parallel_size(self) -> int: ...  # noqa: D102
-
-    @property
-    def data_parallel_size(self) -> int: ...  # noqa: D102
-
-    @property
-    def context_parallel_size(self) -> int: ...  # noqa: D102
 
 
 class LayoutSizes(Frozen):
@@ -48,6 +25,10 @@ class LayoutSizes(Frozen):
     pipeline_parallel_size: int
     data_parallel_size: int
     context_parallel_size: int = 1
+
+
+_SIZES = (*LayoutSizes.model_fields,)
+_sizes_of = attrgetter(*_SIZES)
 
 
 @dataclass(frozen=True, order=True)
@@ -67,16 +48,14 @@ class Layout:
     cp: int = 1
 
     @classmethod
-    def of(cls, sizes: ParallelSizes) -> "Layout":
-        """The layout given by a configuration or a report."""
-        tensor, pipeline = sizes.tensor_parallel_size, sizes.pipeline_parallel_size
-        return cls(tensor, pipeline, sizes.data_parallel_size, sizes.context_parallel_size)
+    def of(cls, sizes: BaseModel) -> "Layout":
+        """The layout given by a job's ``parallelism`` or a report, which have its sizes under the job file's names."""
+        return cls(*_sizes_of(sizes))
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes under the job file's names."""
-        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "context_parallel_size")
-        return dict(zip(names, (self.tp, self.pp, self.dp, self.cp), strict=True))
+        return dict(zip(_SIZES, (self.tp, self.pp, self.dp, self.cp), strict=True))
 
     @property
     def world_size(self) -> int:
@@ -106,8 +85,7 @@ class Layout:
     @property
     def replica_text(self) -> str:
         """The part of the text form that all its replicas share."""
-        context = f" × cp {self.cp}" if self.cp > 1 else ""
-        return f"tp {self.tp} × pp {self.pp}{context}"
+        return f"tp {self.tp} × pp {self.pp}" + (f" × cp {self.cp}" if self.cp > 1 else "")
 
     def coordinates(self, rank: int) -> "Layout":
         """A rank's tensor, pipeline, data and context parallel ranks; tp varies fastest, then cp, pp and dp."""
@@ -423,10 +401,22 @@ class GpuRange(DataParallelRange):
     """The minimum and maximum number of a gang's GPUs; on CPUs, of workers."""
 
 
+def _auto_or_listed(value: Any, handler: Any) -> Any:
+    """Report only the entry at fault; a union's error would mention all its types."""
+    if value is None or value == "auto":
+        return handler(value)
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is not auto, nor a list of sizes such as [[2, 1], [1, 1]]; use one of these")
+    # A min_length would also be reported for layouts that are given but wrong.
+    if not (listed := _LAYOUT_LIST.validate_python(value)):
+        raise ValueError("this allows no sizes; give one pair or more, or leave layouts out")
+    return listed
+
+
 class ElasticityConfig(Config):
     """How the service may resize a gang as nodes and other jobs come and go. The global batch stays the same."""
 
-    layouts: Literal["auto"] | LayoutList | None = Field(
+    layouts: Annotated[Literal["auto"] | LayoutList | None, WrapValidator(_auto_or_listed)] = Field(
         None,
         json_schema_extra={"minItems": 1},
         description="Allowed sizes of a replica, each as [tensor_parallel_size, pipeline_parallel_size] with the "
@@ -449,22 +439,6 @@ class ElasticityConfig(Config):
         "job is submitted.",
     )
 
-    @field_validator("layouts", mode="wrap")
-    @classmethod
-    def _auto_or_listed(cls, value: Any, handler: Any) -> Any:
-        """Report only the entry at fault; a union's error would mention all its types."""
-        if value is None or value == "auto":
-            return handler(value)
-        if isinstance(value, str):
-            raise ValueError(f"{value!r} is not auto, nor a list of sizes such as [[2, 1], [1, 1]]; use one of these")
-        accepted = AcceptedKind.of(LayoutList)
-        if accepted and (errors := accepted.mixed_up(value)):
-            raise ValidationError.from_exception_data(cls.__name__, errors, hide_input=True)
-        # A min_length would also be reported for layouts that are given but wrong.
-        if not (listed := _LAYOUT_LIST.validate_python(value)):
-            raise ValueError("this allows no sizes; give one pair or more, or leave layouts out")
-        return listed
-
     @field_validator("data_parallel_size")
     @classmethod
     def _needed_without_auto(cls, value: DataParallelRange | None, info: Any) -> DataParallelRange | None:
@@ -475,22 +449,17 @@ class ElasticityConfig(Config):
 
     @model_validator(mode="after")
     def _limits_of_one_kind(self) -> "ElasticityConfig":
-        why = dict[str, str]()
-        if self.automatic and self.gpus is None:
+        why, automatic = dict[str, str](), self.layouts == "auto"
+        if automatic and self.gpus is None:
             why["gpus"] = "required with layouts=auto, for example gpus: {min: 1, max: 8}"
-        if self.automatic and self.data_parallel_size is not None:
+        if automatic and self.data_parallel_size is not None:
             why["data_parallel_size"] = "layouts=auto also chooses the number of replicas; leave it out, and limit gpus"
-        if not self.automatic and self.gpus is not None:
+        if not automatic and self.gpus is not None:
             why["gpus"] = "only goes with layouts=auto; set that, or limit data_parallel_size instead"
-        if not self.automatic and self.resolved is not None:
+        if not automatic and self.resolved is not None:
             why["resolved"] = "is only for layouts=auto; leave it out"
         raise_problems("ElasticityConfig", [FieldProblem((field,), None, each) for field, each in why.items()])
         return self
-
-    @property
-    def automatic(self) -> bool:
-        """Whether the service chooses the layouts."""
-        return self.layouts == "auto"
 
     def replicas(self, own: Layout) -> tuple[Layout, ...]:
         """The distinct layouts that a replica may have, with dp 1.

@@ -32,7 +32,7 @@ from botocore.utils import get_environ_proxies
 from fsspec.asyn import sync_wrapper
 from s3fs.core import S3FileSystem, _error_wrapper
 
-from boost_core.config.base import StoreUnusable, unusable
+from boost_core.config.base import UNUSABLE, StoreUnusable
 
 CALL_SECONDS = 30.0
 _LEAST_BYTES_PER_SECOND = 2**20  # what is sent or received gets as much more time
@@ -129,8 +129,7 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                         if len(failures) + 1 >= self.attempts or not _is_transient(error):
                             raise
                         failures.append(error)
-                    pause = min(_FIRST_PAUSE * 2 ** len(failures), _LONGEST_PAUSE)
-                    await asyncio.sleep(random.uniform(0.5, 1) * pause)
+                    await asyncio.sleep(random.uniform(0.5, 1) * min(_FIRST_PAUSE * 2 ** len(failures), _LONGEST_PAUSE))
         except (FileNotFoundError, FileExistsError):
             raise
         except RedirectRefused as error:
@@ -142,7 +141,7 @@ class ObjectStore(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 before = f"; the attempt before failed with: {_message_of(failures[-1])}" if failures else ""
                 raise StoreTimeout(f"{_LATE.format(what, seconds)}{before}") from error
             if timed_out or not isinstance(error, OSError) or _is_transient(error):
-                raise unusable(f"{what}: {_message_of(error)}") from error
+                raise StoreUnusable(UNUSABLE.format(f"{what}: {_message_of(error)}")) from error
             # The same error of the same kind, with the operation, the object and the permission that it takes.
             text = f"{what}: {(message := _message_of(error))}"
             if message.startswith(_DENIED) and method in _PERMISSIONS:

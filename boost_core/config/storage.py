@@ -21,12 +21,8 @@ from typing import Any, ClassVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-_FLAGS = {
-    "r": os.O_RDONLY,
-    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
-    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-}  # fmt: skip
+_WRITE = os.O_WRONLY | os.O_CREAT
+_FLAGS = {"r": os.O_RDONLY, "w": _WRITE | os.O_TRUNC, "x": _WRITE | os.O_EXCL, "a": _WRITE | os.O_APPEND}
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # macOS has no O_PATH
 _OUTSIDE = "leads outside of what this tenant may use"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
@@ -101,8 +97,7 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     def _root(self, real: str) -> str | None:
         """The folder that a resolved path is in."""
-        roots = self.beneath or ()
-        return next((root for root in roots if real == root or real.startswith(f"{root.rstrip('/')}/")), None)
+        return next((top for top in self.beneath or () if real == top or real.startswith(f"{top.rstrip('/')}/")), None)
 
     @contextmanager
     def _place(self, path: str, follow: bool) -> Iterator[tuple[int, str]]:
@@ -265,12 +260,9 @@ class Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
             change(name, dir_fd=folder)
 
     # What nothing needs on a confined disk.
-    lexists = _if_confined(None, "lexists")
-    chmod = _if_confined(None, "chmod")
-    link = _if_confined(None, "link")
-    symlink = _if_confined(None, "symlink")
-    touch = _if_confined(None, "touch")
-    rmdir = _if_confined(None, "rmdir")
+    lexists, chmod, link, symlink, touch, rmdir = (
+        _if_confined(None, name) for name in ("lexists", "chmod", "link", "symlink", "touch", "rmdir")
+    )
 
 
 def confine(folders: Sequence[str] | None) -> None:
@@ -310,11 +302,6 @@ StorageOptions = Mapping[str, Any]
 # Timeouts in seconds and attempts for look-ups that a user waits for. Training and saving use longer ones.
 _BRIEF = {"connect_timeout": 3, "read_timeout": 10}
 _BRIEF_CALLS = {"call_seconds": 15.0, "attempts": 1}
-
-
-def may_hold_credentials(text: str) -> bool:
-    """Whether a text looks like a URL with a user, password or query, and should not be shown."""
-    return any(sign in text.partition("://")[2] for sign in "@:?")
 
 
 def is_local(url: str) -> bool:

@@ -24,11 +24,8 @@ MOST_VALIDATION_SETS = 8  # each adds to every evaluation, and is a series of me
 MIXTURE_PERIOD = 4096
 
 
-DatasetName = Annotated[
-    str,
-    Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"),
-    spelled("lower-case letters, digits, dots and hyphens, at most 63, starting with a letter or digit"),
-]
+_DATASET_NAMES = "lower-case letters, digits, dots and hyphens, at most 63, starting with a letter or digit"
+DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"), spelled(_DATASET_NAMES)]
 
 
 # The most entries of a list, and what to do about more.
@@ -97,11 +94,6 @@ class SourceConfig(Config):
             refuse_unserved(path, SOURCE_SCHEMES)
         return value
 
-    @property
-    def is_tokens(self) -> bool:
-        """Whether it is tokens already."""
-        return self.kind == "tokenized"
-
 
 class NamedSource(SourceConfig):
     """A source that may also be a dataset made by the service."""
@@ -119,10 +111,10 @@ class NamedSource(SourceConfig):
             raise ValueError("the source has both a dataset and documents of its own; leave one out")
         return value
 
-    @property
-    def is_tokens(self) -> bool:
-        """Whether it is tokens already."""
-        return self.dataset is not None or self.kind == "tokenized"
+
+def _is_tokens(source: SourceConfig) -> bool:
+    """Whether a source is tokens already."""
+    return source.kind == "tokenized" or (isinstance(source, NamedSource) and source.dataset is not None)
 
 
 class WeightedSource(NamedSource):
@@ -194,16 +186,16 @@ class DataConfig(Config):
                 elif light is not None:
                     problem = f"a weight of {light:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; "
                     problem += "raise it, or drop its source"
-                elif len({each.is_tokens for each in value}) > 1:
+                elif len({_is_tokens(each) for each in value}) > 1:
                     problem = "a mixture cannot combine tokenized sources and datasets with others; "
                     problem += "tokenize the others first"
             case "dataset" if is_set and mixture:
                 problem = "data has both a dataset and a mixture; put {dataset: NAME, weight: W} into the mixture"
-            case "dataset" if is_set and source is not None and not source.is_tokens:
+            case "dataset" if is_set and source is not None and not _is_tokens(source):
                 problem = "data has both a dataset and its own sources; leave one out"
             case "validation":
                 names = [each.name for each in value]
-                kinds = {each.is_tokens for each in (*value, source, *mixture) if each is not None}
+                kinds = {_is_tokens(each) for each in (*value, source, *mixture) if each is not None}
                 if value and source is None and not mixture:
                     kinds.add(dataset is not None)  # else it is the standard library
                 if twice := next((name for name in names if names.count(name) > 1), None):
@@ -212,7 +204,7 @@ class DataConfig(Config):
                     problem = "sources and validation sets must be all tokenized, or none; tokenize the others first"
             case "tokenizer" if is_set and dataset is not None:
                 problem = "datasets come with their tokenizer; leave tokenizer out"
-            case "tokenizer" if is_set and any(each is not None and each.is_tokens for each in (source, *mixture)):
+            case "tokenizer" if is_set and any(each is not None and _is_tokens(each) for each in (source, *mixture)):
                 problem = "tokenized sources and datasets come with their tokenizer; leave tokenizer out"
             case "tokenizer" if is_set and value != BYTES:
                 refuse_unserved(value)
@@ -230,7 +222,7 @@ class DataConfig(Config):
     @property
     def tokenized(self) -> bool:
         """Whether the sources are tokens already."""
-        return self.dataset is not None or self.sources[0][0].is_tokens
+        return self.dataset is not None or _is_tokens(self.sources[0][0])
 
     @property
     def datasets(self) -> tuple[tuple[str, str, SourceConfig | None], ...]:
@@ -391,20 +383,16 @@ class TrainingConfig(Config):
 
     sample: SampleConfig | None = Field(None, description="Text to generate during training. Default: none.")
 
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _read_unit(cls, value: Any) -> Any:
-        """Read 300B or 3e11 as a whole number."""
-        if isinstance(value, str):
-            if (number := _TOKENS.fullmatch(value)) is None:
-                raise ValueError("must be a number of tokens, such as 300B or 1.5T; units are K, M, B and T")
-            return round(Decimal(number[1]) * _UNITS[number[2]])
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-    @field_validator("steps", mode="before")
+    @field_validator("tokens", "steps", mode="before")
     @classmethod
     def _steps_of_tokens(cls, value: Any, info: Any) -> Any:
-        """Fill in the steps that it takes to train on ``tokens``."""
+        """Read tokens such as 300B or 3e11 as a whole number, and fill in the steps that it takes to train on them."""
+        if info.field_name == "tokens":
+            if isinstance(value, str):
+                if (number := _TOKENS.fullmatch(value)) is None:
+                    raise ValueError("must be a number of tokens, such as 300B or 1.5T; units are K, M, B and T")
+                return round(Decimal(number[1]) * _UNITS[number[2]])
+            return int(value) if isinstance(value, float) and value.is_integer() else value
         tokens, batch, length = map(info.data.get, ("tokens", "global_batch_size", "sequence_length"))
         if value is None and "tokens" in info.data and tokens is None:
             raise PydanticKnownError("missing")
@@ -534,19 +522,15 @@ class OptimizerConfig(Config):
     @field_validator("loro", "muon", "decay_steps")
     @classmethod
     def _fields_belong_to_their_kind(cls, value: Any, info: Any) -> Any:
-        kind, schedule = info.data.get("kind"), info.data.get("schedule")
-        match info.field_name:
-            case "loro":
-                if value is not None and kind != "loro":
-                    raise ValueError(f"kind={kind} takes no exact steps; leave loro out, or set kind=loro")
-                return value or (LoroConfig() if kind == "loro" else None)
-            case "muon":
-                if value is not None and kind != "muon":
-                    raise ValueError(f"kind={kind} orthogonalizes nothing; leave muon out, or set kind=muon")
-                return value or (MuonConfig() if kind == "muon" else None)
-            case _ if value is not None and schedule != "wsd":
+        kind, schedule, name = info.data.get("kind"), info.data.get("schedule"), info.field_name
+        if name == "decay_steps":
+            if value is not None and schedule != "wsd":
                 raise ValueError(f"schedule={schedule} has no separate decay length; leave it out, or set schedule=wsd")
-        return value
+            return value
+        if value is not None and kind != name:
+            without = {"loro": "takes no exact steps", "muon": "orthogonalizes nothing"}[name]
+            raise ValueError(f"kind={kind} {without}; leave {name} out, or set kind={name}")
+        return value or ({"loro": LoroConfig, "muon": MuonConfig}[name]() if kind == name else None)
 
     @property
     def adam_epsilon(self) -> float:

@@ -24,14 +24,14 @@ them in the stage's order; x any rows; c columns sent of a token; r latents, p t
 latents; h heads, j heads of keys and values, e head size; m queries of a piece; s = 2, keys and values.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from boost_core.context.placement import Window
 from boost_core.context.plan import Piece, Span, StageWork, Traffic
@@ -47,8 +47,8 @@ _MASKED_QUERIES = 512
 
 _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
-_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class StageAttention:
         if not _is_by_flash(query_The):
             for piece in self._short:
                 query, key, value, mask = self._piece_inputs(piece, query_The, key_nje, value_nje)
-                out, lse = _on_cpu(query, key, value, 0.0, piece.lag == 0, attn_mask=mask)
+                out, lse = _cpu(query, key, value, 0.0, piece.lag == 0, attn_mask=mask)
                 yield piece, out.squeeze(0).transpose(0, 1), lse.squeeze(0).t()
             return
         for batch in self._batches:
@@ -105,9 +105,7 @@ class StageAttention:
                 query, key, value, mask = self._piece_inputs(piece, query_The, key_nje, value_nje)
                 dout, out = (_heads_first(x, piece.queries) for x in (dout_The, out_The))
                 lse = lse_Th[slice(*piece.queries)].t().unsqueeze(0)
-                dquery, *dkeys = _on_cpu_backward(
-                    dout, query, key, value, out, lse, 0.0, piece.lag == 0, attn_mask=mask
-                )
+                dquery, *dkeys = _cpu_backward(dout, query, key, value, out, lse, 0.0, piece.lag == 0, attn_mask=mask)
                 dkey, dvalue = (x.unflatten(1, (key_nje.shape[1], -1)).sum(dim=2) for x in dkeys)
                 yield piece, *(x.squeeze(0).transpose(0, 1) for x in (dquery, dkey, dvalue))
             return
@@ -222,8 +220,13 @@ class _Batch(NamedTuple):
 
 def integers(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Copy numbers from the host to a device without waiting for it."""
-    on_host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return on_host.to(device, non_blocking=True)
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def token_places(chunks: Sequence[int], chunk_tokens: int, device: torch.device) -> torch.Tensor:
+    """Where the tokens of chunks are among those of all chunks."""
+    first_n = integers(chunks, torch.int64, device) * chunk_tokens
+    return (first_n.unsqueeze(1) + torch.arange(chunk_tokens, device=device)).flatten()
 
 
 def _rows(x: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
@@ -241,18 +244,6 @@ def _is_by_flash(query_The: torch.Tensor) -> bool:
 
 def _heads_first(x: torch.Tensor, span: Span) -> torch.Tensor:
     return x[slice(*span)].transpose(0, 1).unsqueeze(0)
-
-
-class StageAttentions(NamedTuple):
-    """Attention to a stage's keys.
-
-    Attributes:
-        local: Attention of the rank's own queries.
-        remote: Attention of the queries received.
-    """
-
-    local: StageAttention
-    remote: StageAttention
 
 
 class AttentionSum:
@@ -333,9 +324,8 @@ class ChunkExchange:
 
     def start_back(self, gradient_nc: torch.Tensor) -> Callable[[torch.Tensor], None]:
         """Start to return gradients of what came; the returned function waits, and adds up those of this rank's own."""
-        payload = self._chunks(gradient_nc)
         purpose = f"{self._what.removesuffix('s')} gradients"
-        wait = start_rows(self._communicator, payload, self._comes, self._goes, purpose)
+        wait = start_rows(self._communicator, self._chunks(gradient_nc), self._comes, self._goes, purpose)
 
         def add_to(local_Tc: torch.Tensor) -> None:
             local, parts = self._chunks(local_Tc), wait()
@@ -380,47 +370,20 @@ def start_rows(
     return wait
 
 
-class KeyMaker(NamedTuple):
-    """How keys and values are made from latents, for any tokens; ranks may receive these and make them themselves.
+class HeadMaker(NamedTuple):
+    """How heads are made from latents, for any tokens; ranks may receive these and make them themselves.
 
     Attributes:
-        weights: What it uses: parameters, or parts of them.
-        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: rotated keys, and values,
-            ``[n, j, e]`` with j heads each.
+        weights: What it uses: parameters, or parts of them. That of queries ends with the weight that turns outputs
+            into latents, ``[h·e, r]``, which ``make`` is not given.
+        make: From latents, ``[n, r]`` each, such weights and the tokens' rotation: rotated keys, and values,
+            ``[n, j, e]`` with j heads each; or rotated queries, and no values.
         sinks: Where the weights' gradients go.
     """
 
     weights: Sequence[torch.Tensor]
     make: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Rotation], tuple[torch.Tensor, torch.Tensor]]
     sinks: GradientSinks
-
-
-class TaskMaker(NamedTuple):
-    """What it takes to compute attention for other ranks whose queries and outputs travel as latents.
-
-    Attributes:
-        weights: What queries are made with: parameters, or parts of them.
-        make: From latents, ``[n, r]``, such weights and the tokens' rotation: rotated queries, ``[n, h, e]``.
-        down: The weight that turns outputs into latents, ``[h·e, r]``: a parameter, or a view of one.
-        sinks: Where the weights' gradients go.
-    """
-
-    weights: Sequence[torch.Tensor]
-    make: Callable[[torch.Tensor, Sequence[torch.Tensor], Rotation], torch.Tensor]
-    down: torch.Tensor
-    sinks: GradientSinks
-
-
-class QueryLatents(NamedTuple):
-    """What queries are made from: ranks that compute their attention may receive this, and make them themselves.
-
-    Attributes:
-        of_queries: ``[T, r]``.
-        maker: Makes them, and turns their outputs into latents.
-    """
-
-    of_queries: torch.Tensor
-    maker: TaskMaker
 
 
 class LatentRoute(NamedTuple):
@@ -445,11 +408,9 @@ class LatentRoute(NamedTuple):
 
     def in_place(self, share_Tc: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
         """Spread a share over ``count`` full-width tensors, ``[T, r]`` each, with zeros in other ranks' columns."""
-        parts = share_Tc.chunk(count, dim=1)
-        whole_Tr = [part.new_zeros(len(part), part.shape[1] * self.tensor.size) for part in parts]
-        for whole, part in zip(whole_Tr, parts, strict=True):
-            self.columns(whole).copy_(part)
-        return whole_Tr
+        before, width = self.tensor.rank, share_Tc.shape[1] // count
+        around = before * width, (self.tensor.size - 1 - before) * width
+        return [pad(part_Tc, around) for part_Tc in share_Tc.chunk(count, dim=1)]
 
     def gathered(self, came_nc: torch.Tensor, count: int, purpose: str) -> Sequence[torch.Tensor]:
         """Gather ``count`` full-width tensors, ``[n, r]`` each, from the shares that all ranks have received."""
@@ -467,21 +428,25 @@ class LatentRoute(NamedTuple):
 
 
 class LocalKeys(NamedTuple):
-    """What a rank has to send to others.
+    """What a rank has to send to others, without its gradients' history.
 
     Attributes:
-        keys: Keys and values of its tokens, ``[T, s, j, e]``.
-        share: Its share of their latents, ``[T, c]``; ``None`` if none are sent.
-        maker: Computes keys and values from latents.
+        query: Queries of its tokens, ``[T, h, e]``, of which those of offloaded tasks are sent.
+        keys: Their keys and values, ``[T, s, j, e]``.
+        maker: Makes them from latents, if these are sent.
+        task_maker: Makes queries from latents, if these are sent.
+        latents: The latents that are sent, ``[T, r]`` each, those of queries last.
+        share: Its share of those of keys and values, ``[T, c]``, as it is sent; ``None`` if none are.
         backward: Whether gradients come back.
-        of_queries: The latents of its queries; ``None`` if none are sent.
     """
 
+    query: torch.Tensor
     keys: torch.Tensor
+    maker: HeadMaker | None
+    task_maker: HeadMaker | None
+    latents: Sequence[torch.Tensor]
     share: torch.Tensor | None = None
-    maker: KeyMaker | None = None
     backward: bool = False
-    of_queries: QueryLatents | None = None
 
 
 class LocalGradients(NamedTuple):
@@ -525,7 +490,8 @@ class Stage:
         device: Where the tokens are.
 
     Attributes:
-        attention: Attention to the keys received.
+        local: Attention of the rank's own queries to the keys received.
+        remote: Attention of the queries received.
     """
 
     def __init__(
@@ -533,7 +499,7 @@ class Stage:
         device: torch.device,
     ) -> None:  # fmt: skip
         both = (StageAttention(pieces, window.sees, device) for pieces in (work.pieces, work.remote_pieces))
-        self.attention = StageAttentions(*both)
+        self.local, self.remote = both
         self._tokens, self._route = len(work.chunks) * window.chunk_tokens, route
         self._keys, self._latents = None, None
         self._rotation: Rotation | None = None  # of the tokens whose latents are received, if there are any
@@ -587,30 +553,3 @@ class Stage:
                 dshare_nc = self._route.scattered(dinputs[:2], "key latent gradients")
             adds.append(partial(self._latents.start_back(dshare_nc), share_Tc))
         return adds
-
-
-class Arrivals:
-    """Keys in flight to a rank, stage by stage, forward or backward; some are in flight from the start.
-
-    Args:
-        local: What this rank sends.
-        attention: Attention to its local keys.
-        stages: The stages.
-        ahead: How many are in flight at once.
-
-    Attributes:
-        local: As given.
-    """
-
-    def __init__(self, local: LocalKeys, attention: StageAttentions, stages: Sequence[Stage], ahead: int) -> None:
-        self.local, self._attention, self._stages_left = local, attention, iter(stages)
-        self._in_flight = deque((stage, stage.start(local)) for stage in islice(self._stages_left, ahead))
-
-    def __iter__(self) -> Iterator[tuple[Stage | None, StageAttentions, StageKeys]]:
-        """Each stage with what it brings, the rank's local keys first, while later stages are in flight; once."""
-        yield None, self._attention, StageKeys(self.local.keys)
-        while self._in_flight:
-            stage, waits = self._in_flight.popleft()
-            keys_nc, shares_nc = (wait() if wait else None for wait in waits)
-            self._in_flight.extend((each, each.start(self.local)) for each in islice(self._stages_left, 1))
-            yield stage, stage.attention, stage.received(self.local, keys_nc, shares_nc)

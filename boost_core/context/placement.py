@@ -259,10 +259,9 @@ class _Partition:
                         swaps.append(_Exchange(min(moved, apart - moved), mine, other, ends_even))
         enough = 3 * max((swap.gain for swap in swaps), default=0) // 10
         large = nlargest(_CONSIDERED, (swap for swap in swaps if swap.gain >= enough or swap.ends_even))
-        others = {self.placement[swap.other] for swap in large}
         needs = self._window.needs
         rests = {}  # for each chunk of a rank, the chunks that its other chunks see
-        for rank in {heaviest, *others}:
+        for rank in {heaviest, *(self.placement[swap.other] for swap in large)}:
             chunks = self._chunks_of[rank]
             before = accumulate((needs[chunk] for chunk in chunks), or_, initial=0)
             after = list(accumulate((needs[chunk] for chunk in reversed(chunks)), or_, initial=0))
@@ -279,8 +278,7 @@ class _Partition:
             """The increase of the busiest rank's traffic and of the mean traffic, times the number of ranks."""
             traffic = []
             for _ in range(2):
-                busiest = max(*self._receives, *self._sends)
-                traffic.append(len(self._ranks) * busiest + sum(self._receives))
+                traffic.append(len(self._ranks) * max(*self._receives, *self._sends) + sum(self._receives))
                 self._swap(swap.mine, swap.other)  # there, and back
             return traffic[1] - traffic[0]
 
@@ -302,8 +300,7 @@ class _Partition:
         """Update what ranks see, send and receive after their chunks have changed."""
         for rank in ranks:
             want, before = reduce(or_, (self._window.needs[chunk] for chunk in self._chunks_of[rank])), self._want[rank]
-            for bits, by in ((want & ~before, 1), (before & ~want, -1)):
-                changed = bits
+            for changed, by in ((want & ~before, 1), (before & ~want, -1)):
                 while changed:
                     lowest = changed & -changed
                     chunk = lowest.bit_length() - 1

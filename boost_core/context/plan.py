@@ -173,18 +173,6 @@ class Transfer(NamedTuple):
     receiver: int
 
 
-def key_transfers(tasks: Sequence[Task], placement: Placement) -> Sequence[Transfer]:
-    """The keys that each rank computes with and does not have, each once, in the order of chunks."""
-    needed = {(chunk, task.rank) for task in tasks for chunk in task.keys}
-    return [Transfer(chunk, placement[chunk], rank) for chunk, rank in sorted(needed) if placement[chunk] != rank]
-
-
-def query_transfers(tasks: Sequence[Task], placement: Placement) -> Sequence[Transfer]:
-    """The queries of tasks that are not computed where their tokens are; their outputs take the same path back."""
-    moved = [task for task in tasks if placement[task.queries] != task.rank]
-    return [Transfer(task.queries, placement[task.queries], task.rank) for task in moved]
-
-
 def busiest(transfers: Sequence[Transfer]) -> int:
     """The most that a rank sends or receives."""
     sent = Counter(transfer.sender for transfer in transfers)
@@ -261,13 +249,15 @@ class ContextPlan:
 
     @cached_property
     def keys(self) -> Sequence[Transfer]:
-        """Keys that are sent."""
-        return key_transfers(self.tasks, self.placement)
+        """The keys that each rank computes with and does not have, each once, in the order of chunks."""
+        needed, at = {(chunk, task.rank) for task in self.tasks for chunk in task.keys}, self.placement
+        return [Transfer(chunk, at[chunk], rank) for chunk, rank in sorted(needed) if at[chunk] != rank]
 
     @cached_property
     def queries(self) -> Sequence[Transfer]:
-        """Queries that are sent, and whose outputs are sent back."""
-        return query_transfers(self.tasks, self.placement)
+        """The queries of tasks that are not computed where their tokens are; their outputs take the same path back."""
+        moved = [task for task in self.tasks if self.placement[task.queries] != task.rank]
+        return [Transfer(task.queries, self.placement[task.queries], task.rank) for task in moved]
 
     @cached_property
     def key_stages(self) -> Sequence[Sequence[Transfer]]:
@@ -395,13 +385,10 @@ def figures(
 
     keys, queries = (sum(map(crosses, transfers)) for transfers in (plan.keys, plan.queries))
     a_query = size * sum(layer.moved_bytes(backward=False, moved=moved))
-    return Figures(
-        imbalance=max(plan.loads) * plan.ranks / plan.window.area,
-        node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query,
-        fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * a_query,
-        forward_seconds=slowest[0],
-        backward_seconds=slowest[1],
-    )
+    imbalance = max(plan.loads) * plan.ranks / plan.window.area
+    node_bytes = (len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query
+    fabric_bytes = keys * size * layer.sent_bytes(exchange) + queries * a_query
+    return Figures(imbalance, node_bytes, fabric_bytes, *slowest)
 
 
 # A context parallel rank's part of a plan, stage by stage: what it sends, receives and attends to.
@@ -466,17 +453,13 @@ class RankWork(NamedTuple):
     """One rank's part of a plan.
 
     Attributes:
-        chunks: The rank's own, in the order of its tokens.
-        pieces: The attention of its own queries to the rank's own keys.
-        remote_pieces: The same for queries received.
+        own: The rank's own chunks, in the order of its tokens, and what is attended to before any arrive.
         stages: The stages that follow; the same number on every rank.
         queries: The chunks whose queries are sent to other ranks, and those received; ``None`` if no rank sends any.
         remote: The chunks whose queries are received, in order of arrival.
     """
 
-    chunks: Sequence[int]
-    pieces: Sequence[Piece]
-    remote_pieces: Sequence[Piece]
+    own: StageWork
     stages: Sequence[StageWork]
     queries: Traffic | None
     remote: Sequence[int]
@@ -511,7 +494,7 @@ def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) 
         keys, latents = (_rank_traffic(plan.ranks, rank, local, chunks, each) for each in (in_node, between))
         stages.append(StageWork(chunks, keys, latents, *pieces(chunks)))
     traffic = _rank_traffic(plan.ranks, rank, local, remote, plan.queries)
-    return RankWork(local, *pieces(local), stages, traffic, remote)
+    return RankWork(StageWork(local, None, None, *pieces(local)), stages, traffic, remote)
 
 
 class _Run(NamedTuple):

@@ -31,15 +31,12 @@ from boost_core.plan.machine import Cluster, Machine, Row
 
 def attention_layer(job: JobSpec) -> AttentionLayer:
     """A layer's attention on each rank, which has all heads where its tensor parallel strategy does not split them."""
-    model, parallelism = job.model, job.parallelism
+    model, parallelism, size = job.model, job.parallelism, BYTES[job.training.precision]
     ranks = parallelism.tensor_parallel_size if chosen_sharding(model, parallelism).wide else 1
-    return AttentionLayer(
-        model.hidden_size, model.key_value_size, model.num_attention_heads, model.rank, ranks,
-        BYTES[job.training.precision],
-    )  # fmt: skip
+    return AttentionLayer(model.hidden_size, model.key_value_size, model.num_attention_heads, model.rank, ranks, size)
 
 
-def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
+def sent_between_nodes(job: JobSpec, cluster: Cluster, moved: bool = False) -> Exchange:
     """What a job's ranks send to other nodes; if the job chooses ``latents``, within a node, too.
 
     Latents if a rank's share of them over the outermost links, plus the other ranks' shares over the innermost, takes
@@ -48,25 +45,8 @@ def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
     Args:
         job: The job at a layout.
         cluster: The network of its ranks.
+        moved: Whether to compare all that moves with a task (``moved_as``), instead of a token's keys and values.
     """
-    return _faster(job, cluster, moved=False)
-
-
-def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
-    """What the queries and outputs of a job's offloaded tasks travel as: latents, or ``keys`` for what they are.
-
-    By the same rule, for all that is sent for a token, forward and backward. It may differ from what is sent of keys:
-    with few heads of keys, these are no wider than latents, but queries are.
-
-    Args:
-        job: The job at a layout.
-        cluster: The network of its ranks.
-    """
-    return _faster(job, cluster, moved=True)
-
-
-def _faster(job: JobSpec, cluster: Cluster, moved: bool) -> Exchange:
-    """The job's choice; or what takes less time, for a token's keys and values, or for all that moves with a task."""
     chosen = job.parallelism.context.exchange
     if chosen != "auto":
         return chosen
@@ -81,6 +61,19 @@ def _faster(job: JobSpec, cluster: Cluster, moved: bool) -> Exchange:
         in_node = sum(layer.moved_gathered_bytes(False) + layer.moved_gathered_bytes(True))
     by_latents = latents / fabric.bytes_per_second + in_node / node.bytes_per_second
     return "latents" if by_latents < wide / fabric.bytes_per_second else "keys"
+
+
+def moved_as(job: JobSpec, cluster: Cluster) -> Exchange:
+    """What the queries and outputs of a job's offloaded tasks travel as: latents, or ``keys`` for what they are.
+
+    By the same rule, for all that is sent for a token, forward and backward. It may differ from what is sent of keys:
+    with few heads of keys, these are no wider than latents, but queries are.
+
+    Args:
+        job: The job at a layout.
+        cluster: The network of its ranks.
+    """
+    return sent_between_nodes(job, cluster, moved=True)
 
 
 STAGES = 4
@@ -139,10 +132,8 @@ class ContextPlanner:
         _, row = machine.cluster.rows([parallelism.tensor_parallel_size, ranks])
         # Within a kernel's call short pieces lose little, and what does not depend on the placement need not be
         # counted.
-        rates = Rates(
-            machine.profile.attention_flops, levels[0].link.bytes_per_second, levels[-1].link.bytes_per_second,
-            by_piece=False,
-        )  # fmt: skip
+        node, fabric = levels[0].link.bytes_per_second, levels[-1].link.bytes_per_second
+        rates = Rates(machine.profile.attention_flops, node, fabric, by_piece=False)
         return cls(
             ranks, chunk_tokens(length, ranks), None if window is None or window >= length else window,
             attention_layer(job), rates, sent_between_nodes(job, machine.cluster),

@@ -59,8 +59,7 @@ class Lines(NamedTuple):
 
     def is_slash(self) -> torch.Tensor:
         """Return whether each distance in blocks is a slash, ``[n]``."""
-        is_slash_n = self.slashes.new_zeros(self.blocks, dtype=torch.bool)
-        return is_slash_n.index_fill_(0, self.slashes, True)
+        return self.slashes.new_zeros(self.blocks, dtype=torch.bool).index_fill_(0, self.slashes, True)
 
     def sees(self, rows: torch.Tensor) -> torch.Tensor:
         """Return whether queries at some positions see each key, ``[rows, m]``."""
@@ -172,8 +171,7 @@ def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how:
     place_m = torch.arange(tokens, device=device)
     distance_bm = block_b.unsqueeze(1) - place_m // BLOCK
     always_bm = (distance_bm < near) | (place_m < how.sink)
-    enough = how.mass * mass_bm.sum(dtype=torch.float64)
-    missing = enough - mass_bm[always_bm].sum(dtype=torch.float64)
+    missing = how.mass * mass_bm.sum(dtype=torch.float64) - mass_bm[always_bm].sum(dtype=torch.float64)
     rest_bm = mass_bm.masked_fill(always_bm, 0.0)
 
     slash_n = rest_bm.new_zeros(blocks)
@@ -207,13 +205,6 @@ def _fitting(mass_l: torch.Tensor, pairs_l: torch.Tensor, missing: torch.Tensor,
 
 
 _RUNS = 8  # at least, if a document has that many blocks: runs of few blocks waste less on slashes that begin later
-
-
-def attention_under(
-    query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, lines: Sequence[Lines]
-) -> torch.Tensor:
-    """Attention of a document's queries to the keys that each head sees, ``[m, h, e]``."""
-    return _Attention.apply(query_mhe, key_mje, value_mje, lines)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Run(NamedTuple):
@@ -287,18 +278,20 @@ class HeadKeys:
         return torch.cat([score_iksk.flatten(2), score_ikv], dim=2), gathered, of_verticals
 
 
-class _Attention(torch.autograd.Function):
+class AttentionUnder(torch.autograd.Function):
+    """Attention of a document's queries to the keys that each head sees, ``[m, h, e]``."""
+
     @staticmethod
     def forward(
         ctx: Any, query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, lines: Sequence[Lines]
     ) -> torch.Tensor:
+        """The attention; the lines are those of each head."""
         out_mhe = torch.empty_like(query_mhe, memory_format=torch.contiguous_format)
         dtype, tokens = torch.promote_types(query_mhe.dtype, torch.float32), len(query_mhe)
         lse_hm = query_mhe.new_empty(query_mhe.shape[1], tokens, dtype=dtype)
         for heads, blocks in _groups(len(lines), key_mje, value_mje, dtype):
             for head in heads:
-                query_nke = in_blocks(query_mhe[:, head], dtype)
-                out_nke, lse_nk = head_forward(query_nke, HeadKeys(*blocks, lines[head]))
+                out_nke, lse_nk = head_forward(in_blocks(query_mhe[:, head], dtype), HeadKeys(*blocks, lines[head]))
                 out_mhe[:, head], lse_hm[head] = out_nke.flatten(0, 1)[:tokens], lse_nk.flatten()[:tokens]
         ctx.save_for_backward(query_mhe, key_mje, value_mje, lse_hm)
         ctx.lines = lines
@@ -306,6 +299,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of queries, keys and values."""
         query_mhe, key_mje, value_mje, lse_hm = ctx.saved_tensors
         dtype, lines, tokens = lse_hm.dtype, ctx.lines, len(query_mhe)
         dquery_mhe, dkey_mje, dvalue_mje = (torch.empty_like(x) for x in (query_mhe, key_mje, value_mje))
@@ -365,8 +359,7 @@ def head_backward(
         share_ikq, share_ikv = torch.split(share_ikc, [of_slashes, run.verticals], dim=2)
         dquery_nke[run.queries] = (dscore_ikq @ key_iqe + dscore_ikv @ key_ve) * scale
         for dx_nke, of_ikq, x_ike in ((dkey_nke, dscore_ikq, query_ike), (dvalue_nke, share_ikq, dout_ike)):
-            dx_qe = (of_ikq.mT @ x_ike).view(-1, BLOCK, x_ike.shape[2])
-            dx_nke.index_add_(0, run.block_is.flatten(), dx_qe)
+            dx_nke.index_add_(0, run.block_is.flatten(), (of_ikq.mT @ x_ike).view(-1, BLOCK, x_ike.shape[2]))
         for dx_ve, of_ikv, x_ike in ((dkey_ve, dscore_ikv, query_ike), (dvalue_ve, share_ikv, dout_ike)):
             dx_ve[: run.verticals] += of_ikv.reshape(flat, -1).T @ x_ike.reshape(flat, -1)
     for dx_nke, dx_ve in ((dkey_nke, dkey_ve), (dvalue_nke, dvalue_ve)):
@@ -394,8 +387,7 @@ class Tally:
         kept: torch.Tensor | float = 0.0
         for head, of_head in enumerate(lines):
             query_pe, key_me = query_mhe[rows, head].to(dtype), key_mje[:, head // share].to(dtype)
-            dense_pm = attention_of_rows(query_pe, key_me, rows)
-            kept = kept + dense_pm.mul_(of_head.sees(rows)).sum()
+            kept = kept + attention_of_rows(query_pe, key_me, rows).mul_(of_head.sees(rows)).sum()
         self.count(tokens, lines, kept)
 
     def count(self, tokens: int, lines: Sequence[Lines], kept: torch.Tensor | float) -> None:
@@ -442,17 +434,15 @@ class SparseAttention:
 
     Args:
         how: What the long ones' queries see, and how long these are.
-        documents: Tokens of each document of the micro-batch, one after the other.
+        lengths: Tokens of each document of the micro-batch, one after the other.
         device: Where they are.
         tally: Counts what is kept, over all micro-batches of a step.
     """
 
-    def __init__(
-        self, how: SparseAttentionConfig, documents: Sequence[int], device: torch.device, tally: Tally
-    ) -> None:
+    def __init__(self, how: SparseAttentionConfig, lengths: Sequence[int], device: torch.device, tally: Tally) -> None:
         self._how, self._tally = how, tally
         self._parts = list[_Part]()
-        for is_long, run in groupby(documents, lambda tokens: tokens >= how.from_length):
+        for is_long, run in groupby(lengths, lambda tokens: tokens >= how.from_length):
             if is_long:
                 self._parts += (_Part(tokens, None, tokens) for tokens in run)
             else:
@@ -483,7 +473,7 @@ class SparseAttention:
         lines, outs = iter(self._lines), []
         for part, (query, key, value) in zip(self._parts, pieces, strict=True):
             if part.begins is None:
-                outs.append(attention_under(query, key, value, next(lines)))
+                outs.append(AttentionUnder.apply(query, key, value, next(lines)))  # type: ignore[no-untyped-call]
             else:
                 outs.append(attention_within(query, key, value, part.begins, part.longest, None))
         return outs[0] if len(outs) == 1 else torch.cat(outs)

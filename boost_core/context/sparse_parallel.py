@@ -23,24 +23,11 @@ import torch.distributed as dist
 from torch.nn.functional import pad
 
 from boost_core.config.model import BLOCK, LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
-from boost_core.context.attention import ContextAttention, InFlight, LayerAttention, ReturningGradients
-from boost_core.context.exchange import Arrivals, start_rows
+from boost_core.context import sparse
+from boost_core.context.attention import Arrivals, Attended, ContextAttention, LayerAttention, Pending, SentGradients
+from boost_core.context.exchange import start_rows
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import head_groups
-from boost_core.context.sparse import (
-    HeadKeys,
-    Lines,
-    Tally,
-    choose_lines,
-    fixed_point,
-    head_backward,
-    head_forward,
-    mass_of_blocks,
-    sampled_rows,
-    scores_of_blocks,
-    shares,
-)
-from boost_core.context.task_offload import Attended, OutputGradients, Returning
 from boost_core.parallel.communicator import Communicator
 
 
@@ -87,6 +74,8 @@ class LongDocument(NamedTuple):
         return filled.view(-1, BLOCK, *x_te.shape[1:])
 
 
+HeadsLines = Sequence[Sequence[sparse.Lines]]  # of each document, what each head's queries see
+
 _LAST, _SAMPLED = slice(0, LAST_QUERIES), slice(LAST_QUERIES, LAST_QUERIES + SAMPLED_QUERIES)
 _BITS = 8  # of a byte
 
@@ -111,7 +100,7 @@ class SparseIndex:
     how: SparseAttentionConfig
     communicator: Communicator
 
-    def find(self, query_The: torch.Tensor, key_Tje: torch.Tensor, tally: Tally) -> Sequence[Sequence[Lines]]:
+    def find(self, query_The: torch.Tensor, key_Tje: torch.Tensor, tally: sparse.Tally) -> HeadsLines:
         """What each head's queries see, for each document; all ranks call it, and all get the same."""
         device, heads = query_The.device, query_The.shape[1]
         # The queries with which every rank scores its keys.
@@ -131,13 +120,13 @@ class SparseIndex:
         sum_dhp = torch.zeros(shape, dtype=torch.int64, device=device)
         for at, which, score_bkp in scores(_LAST, _SAMPLED):
             # As integers: the total is the same whichever ranks' sums are added.
-            sum_dhp[at][which] = fixed_point((score_bkp - most_dhp[at][which]).exp_()).sum(dim=(0, 1))
+            sum_dhp[at][which] = sparse.fixed_point((score_bkp - most_dhp[at][which]).exp_()).sum(dim=(0, 1))
         self.communicator.all_reduce_(sum_dhp, "sums of scores")
 
         masses: dict[tuple[int, int], torch.Tensor] = {}
         for at, _, score_bkp in scores(_LAST):
             document = self.documents[at[0]]
-            mass_bkt = mass_of_blocks(score_bkp, most_dhp[at][_LAST], sum_dhp[at][_LAST], document.tokens)
+            mass_bkt = sparse.mass_of_blocks(score_bkp, most_dhp[at][_LAST], sum_dhp[at][_LAST], document.tokens)
             masses[at] = mass_bkt.flatten(1)[:, document.slot_t]
         chosen = self._choose(masses, heads, dtype)
         del masses
@@ -146,7 +135,7 @@ class SparseIndex:
         kept_d = torch.zeros(len(self.documents), dtype=torch.float64, device=device)
         for (number, head), _, score_bkp in scores(_SAMPLED):
             document = self.documents[number]
-            share_bkp = shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
+            share_bkp = sparse.shares(score_bkp, most_dhp[number, head, _SAMPLED], sum_dhp[number, head, _SAMPLED])
             sees_pm = chosen[number][head].sees(document.row_p[_SAMPLED])
             kept_d[number] += (share_bkp.flatten(0, 1)[document.slot_t].T * sees_pm[:, document.place_t]).sum()
         self.communicator.all_reduce_(kept_d, "kept attention")
@@ -171,12 +160,10 @@ class SparseIndex:
                 for head in range(key_head * share, (key_head + 1) * share):
                     query_pe = query_dphe[number, :, head].to(dtype)
                     for part in parts:
-                        score_bkp = scores_of_blocks(query_pe[part], key_bke, place_bk, document.row_p[part])
+                        score_bkp = sparse.scores_of_blocks(query_pe[part], key_bke, place_bk, document.row_p[part])
                         yield (number, head), part, score_bkp
 
-    def _choose(
-        self, masses: Mapping[tuple[int, int], torch.Tensor], heads: int, dtype: torch.dtype
-    ) -> Sequence[Sequence[Lines]]:
+    def _choose(self, masses: Mapping[tuple[int, int], torch.Tensor], heads: int, dtype: torch.dtype) -> HeadsLines:
         """Choose the lines of every document and head; a call of its own, whose memory is free when recall is measured.
 
         Each rank chooses for some documents and heads, by the sums of attention that all ranks send it.
@@ -192,13 +179,10 @@ class SparseIndex:
             goes[(number * heads + head) % ranks].append(mass_bt.flatten())
         mine = range(self.communicator.rank, len(self.documents) * heads, ranks)
         last_blocks_of = [
-            torch.arange((document.tokens - LAST_QUERIES) // BLOCK, document.blocks, device=device)
-            for document in self.documents
+            torch.arange((each.tokens - LAST_QUERIES) // BLOCK, each.blocks, device=device) for each in self.documents
         ]
-        comes = [
-            sum(len(last_blocks_of[each // heads]) * len(self.documents[each // heads].places[rank]) for each in mine)
-            for rank in range(ranks)
-        ]
+        chosen_here = [(self.documents[each // heads], last_blocks_of[each // heads]) for each in mine]
+        comes = [sum(len(last_b) * len(its.places[rank]) for its, last_b in chosen_here) for rank in range(ranks)]
         parts = [part for to_rank in goes for part in to_rank]
         payload = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=device)
         sizes = [sum(len(part) for part in to_rank) for to_rank in goes]
@@ -210,25 +194,24 @@ class SparseIndex:
         packed_of = torch.split(packed, [size for size in bytes_of for _ in range(heads)])
         weight = 2 ** torch.arange(_BITS, dtype=torch.uint8, device=device)
         rest = list(torch.split(received, comes))
-        for each in mine:
-            document, last_b = self.documents[each // heads], last_blocks_of[each // heads]
+        for each, (document, last_b) in zip(mine, chosen_here, strict=True):
             mass_bm = received.new_empty(len(last_b), document.tokens)
             for rank, places in enumerate(document.places):
                 count = len(last_b) * len(places)
                 mass_bm[:, places] = rest[rank][:count].view(len(last_b), -1)
                 rest[rank] = rest[rank][count:]
-            lines = choose_lines(mass_bm, last_b, document.tokens, self.how)
+            lines = sparse.choose_lines(mass_bm, last_b, document.tokens, self.how)
             is_line = lines.slashes.new_zeros(len(packed_of[each]) * _BITS, dtype=torch.uint8)
             is_line[lines.slashes] = 1
             is_line[lines.blocks + lines.verticals] = 1
             packed_of[each].copy_((is_line.view(-1, _BITS) * weight).sum(dim=1))
         self.communicator.all_reduce_(packed, "lines")
 
-        chosen: list[list[Lines]] = [[] for _ in self.documents]
+        chosen: list[list[sparse.Lines]] = [[] for _ in self.documents]
         for each, bits in enumerate(packed_of):
             document, is_bit = self.documents[each // heads], bits.unsqueeze(1).bitwise_and(weight).flatten() != 0
             slashes, verticals = (part.nonzero().flatten() for part in is_bit.tensor_split([document.blocks]))
-            chosen[each // heads].append(Lines(document.tokens, slashes, verticals))
+            chosen[each // heads].append(sparse.Lines(document.tokens, slashes, verticals))
         return chosen
 
 
@@ -247,8 +230,7 @@ class ActiveKeys:
     """
 
     def __init__(
-        self, documents: Sequence[LongDocument], lines: Sequence[Sequence[Lines]], key_heads: int,
-        communicator: Communicator,
+        self, documents: Sequence[LongDocument], lines: HeadsLines, key_heads: int, communicator: Communicator,
     ) -> None:  # fmt: skip
         self._communicator, ranks = communicator, range(communicator.size)
         self._tokens = sum(document.blocks for document in documents) * BLOCK
@@ -357,7 +339,7 @@ class SparseContextAttention(ContextAttention):
 
     def __init__(
         self, plan: ContextPlan, how: SparseAttentionConfig, communicator: Communicator, device: torch.device,
-        tally: Tally,
+        tally: sparse.Tally,
     ) -> None:  # fmt: skip
         super().__init__(plan, communicator, device)
         # The documents of the plan that use sparse attention, in order.
@@ -373,7 +355,7 @@ class SparseContextAttention(ContextAttention):
             has_cn[rank_m, place_m // BLOCK] = True
             place_t, block_b = place_m[rank_m == rank], has_cn[rank].nonzero().flatten()
             first = int(before_T[end - tokens - 1]) if end > tokens else 0
-            row_p = torch.cat([place_m[-LAST_QUERIES:], sampled_rows(tokens, place_m.device)])
+            row_p = torch.cat([place_m[-LAST_QUERIES:], sparse.sampled_rows(tokens, place_m.device)])
             local_q = (rank_m[row_p] == rank).nonzero().flatten()
             slot_t = torch.searchsorted(block_b, place_t // BLOCK) * BLOCK + place_t % BLOCK
             local_row_q = first + torch.searchsorted(place_t, row_p[local_q])
@@ -384,7 +366,7 @@ class SparseContextAttention(ContextAttention):
             begin += self._documents[-1].blocks * BLOCK
         self._index, self._tally = SparseIndex(self._documents, how, communicator), tally
         self._communicator = communicator
-        self._lines: Sequence[Sequence[Lines]] | None = None
+        self._lines: HeadsLines | None = None
 
     def for_layer(self) -> LayerAttention:
         """Return what a layer calls, over a copy that keeps what its queries see."""
@@ -392,56 +374,53 @@ class SparseContextAttention(ContextAttention):
         of_layer._lines = None
         return LayerAttention(of_layer)
 
-    def forward(self, query_The: torch.Tensor, in_flight: InFlight) -> tuple[Attended, Returning | None]:
+    def forward(self, keys: Arrivals) -> Attended:
         """As in ``ContextAttention``; by the lines of the first call."""
-        local = in_flight.keys.local
-        attended, returning = super().forward(query_The, in_flight)
+        local, attended = keys.local, super().forward(keys)
         out_The, lse_Th = attended.out, attended.lse
         if not self._documents:
-            return attended, returning
+            return attended
         if self._lines is None:
-            self._lines = self._index.find(query_The, local.keys[:, 0], self._tally)
+            self._lines = self._index.find(local.query, local.keys[:, 0], self._tally)
         key_heads = local.keys.shape[2]
         active = ActiveKeys(self._documents, self._lines, key_heads, self._communicator)
         for group, keys_iNse in enumerate(active.arriving(local.keys)):
-            for document, head, keys, _, _ in self._heads(key_heads, group, keys_iNse, lse_Th.dtype):
-                query_bke = document.in_blocks(query_The[document.rows, head].to(lse_Th.dtype))
-                out_bke, lse_bk = head_forward(query_bke, keys)
+            for document, head, head_keys, _, _ in self._heads(key_heads, group, keys_iNse, lse_Th.dtype):
+                query_bke = document.in_blocks(local.query[document.rows, head].to(lse_Th.dtype))
+                out_bke, lse_bk = sparse.head_forward(query_bke, head_keys)
                 out_The[document.rows, head] = out_bke.flatten(0, 1)[document.slot_t].to(out_The.dtype)
                 lse_Th[document.rows, head] = lse_bk.flatten()[document.slot_t]
-        return attended, returning
+        return attended
 
     def backward(
-        self, of_outputs: OutputGradients, query_The: torch.Tensor, keys: Arrivals, attended: Attended
-    ) -> tuple[torch.Tensor, ReturningGradients]:
+        self, keys: Arrivals, attended: Attended, dout_The: torch.Tensor, dlatent: Pending | None
+    ) -> tuple[torch.Tensor, SentGradients]:
         """Gradients of the queries, and of what the rank sent to others."""
-        dquery_The, returning = super().backward(of_outputs, query_The, keys, attended)
+        dquery_The, returning = super().backward(keys, attended, dout_The, dlatent)
         if self._lines is None:
             return dquery_The, returning
-        local, gradients, lse_Th = keys.local, returning.gradients, attended.lse
+        local, gradients = keys.local, returning.gradients
+        dtype, inputs = attended.lse.dtype, (local.query, dout_The, attended.lse)
         for add in returning.adds:
             add()
-        dtype, adds = lse_Th.dtype, list[Callable[[], None]]()
-        key_heads = local.keys.shape[2]
+        key_heads, adds = local.keys.shape[2], list[Callable[[], None]]()
         active = ActiveKeys(self._documents, self._lines, key_heads, self._communicator)
         for group, keys_iNse in enumerate(active.arriving(local.keys)):
             dkeys_iNse = torch.zeros_like(keys_iNse, dtype=dtype)
             for document, head, head_keys, number, where in self._heads(key_heads, group, keys_iNse, dtype):
-                query_bke, dout_bke, lse_bk = (
-                    document.in_blocks(x[document.rows, head].to(dtype)) for x in (query_The, of_outputs.dout, lse_Th)
-                )
+                query_bke, dout_bke, lse_bk = (document.in_blocks(x[document.rows, head].to(dtype)) for x in inputs)
                 dkeys_mse = dkeys_iNse[number, where]
                 dkey_nke, dvalue_nke = dkeys_mse.view(-1, BLOCK, *dkeys_mse.shape[1:]).unbind(2)
-                dquery_bke = head_backward(query_bke, dout_bke, lse_bk, head_keys, dkey_nke, dvalue_nke)
+                dquery_bke = sparse.head_backward(query_bke, dout_bke, lse_bk, head_keys, dkey_nke, dvalue_nke)
                 dquery_The[document.rows, head] = dquery_bke.flatten(0, 1)[document.slot_t].to(dquery_The.dtype)
             for add in adds:
                 add()
             adds = [partial(active.start_back(dkeys_iNse, group, local.keys.dtype), gradients.keys)]
-        return dquery_The, ReturningGradients(gradients, adds)
+        return dquery_The, SentGradients(gradients, adds)
 
     def _heads(
         self, key_heads: int, group: int, keys_iNse: torch.Tensor, dtype: torch.dtype
-    ) -> Iterator[tuple[LongDocument, int, HeadKeys, int, slice]]:
+    ) -> Iterator[tuple[LongDocument, int, sparse.HeadKeys, int, slice]]:
         """Each document with tokens on this rank and head of queries of a group, and the keys that it attends to.
 
         Besides, the number of its head of keys in the group, and the document's tokens among those of all documents.
@@ -455,5 +434,5 @@ class SparseContextAttention(ContextAttention):
                 keys_mse = keys_iNse[number, where].to(dtype)
                 key_nke, value_nke = keys_mse.view(-1, BLOCK, *keys_mse.shape[1:]).unbind(2)
                 for head in range(key_head * share, (key_head + 1) * share):
-                    keys = HeadKeys(key_nke, value_nke, of_heads[head], document.block_b)
+                    keys = sparse.HeadKeys(key_nke, value_nke, of_heads[head], document.block_b)
                     yield document, head, keys, number, where

@@ -63,15 +63,12 @@ def export(options: argparse.Namespace) -> None:
     with models.damage_named(folder, step):
         if options.nanotron is None:
             known = json.loads(options.known.read_bytes()) if options.known else {}
-            losses, scores = known.get("losses", {}), known.get("scores", {})
-            dtype, size = DTYPES[options.dtype], options.max_shard_size
-            how = Export(dtype, size, options.merge, options.tokenizer, losses, scores)
+            how = Export(DTYPES[options.dtype], options.max_shard_size, options.merge, options.tokenizer, **known)
             destination, hub = Destination(options.model), Hub(options.push) if options.push else None
             export_model(folder, step, destination, how, hub)
         else:
             model, weights = models.read_weights(folder, step)
-            manifest = folder.manifest(step)
-            _, about = trained_on(manifest, model, options.tokenizer)
+            _, about = trained_on(folder.manifest(step), model, options.tokenizer)
             published = models.to_published(model, weights)
             nanotron.write_nanotron(Path(options.model), model, published, about, options.nanotron)
     print_lines(f"exported step {step} to {options.model}")

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -175,15 +175,11 @@ def merged_model(model: ModelConfig) -> ModelConfig:
     if model.rank is None:
         raise ValueError("the model is dense already; export it without --merge")
     if not is_low_rank(model):
-        raise ValueError(
-            f"family={model.family} has projections that are more than a product of two factors, so they cannot be "
-            "multiplied out; export it without --merge"
-        )
+        problem = "projections that are more than a product of two factors, so they cannot be multiplied out"
+        raise ValueError(f"family={model.family} has {problem}; export it without --merge")
     if model.bottleneck_activation is not Activation.LINEAR:
-        raise ValueError(
-            f"family={model.family} has a SiLU between the two factors of a projection, so there is no product to "
-            "multiply out; export it without --merge"
-        )
+        problem = "a SiLU between the two factors of a projection, so there is no product to multiply out"
+        raise ValueError(f"family={model.family} has {problem}; export it without --merge")
     gate = model.mlp_activation is not Activation.LINEAR
     dense = {"family": "dense", "rank": None, "gate_activation": gate, "preset": None}
     return ModelConfig.model_validate(model.model_dump() | dense)
@@ -191,31 +187,28 @@ def merged_model(model: ModelConfig) -> ModelConfig:
 
 # The model card of an exported model: a README.md in the format that hubs display.
 
-Losses = Mapping[str, float]  # nats per token, by kind: training, validation
-
 # Sections of the job that determined the model; those about where things are stored are left out.
 _SECTIONS = ("model", "data", "training", "optimizer", "parallelism")
 
 
-def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Losses, scores: Mapping[str, str]) -> str:
+def model_card(manifest: Manifest, model: ModelConfig, how: "Export") -> str:
     """The card's content.
 
     Args:
         manifest: The checkpoint's manifest.
         model: The model that was trained.
-        merged: Whether the low-rank products were multiplied out.
-        losses: The last losses reported by the job; empty if only the checkpoint is known.
-        scores: Its scores on tasks, as text by task and metric.
+        how: Options of the export.
     """
     about = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["boost", model.family]}
-    rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{', multiplied out' if merged else ''}"
-    trust = "" if merged or is_dense(model) else ", trust_remote_code=True"
+    multiplied = ", multiplied out" if how.merge else ""
+    rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{multiplied}"
+    trust = "" if how.merge or is_dense(model) else ", trust_remote_code=True"
     tokens = manifest.samples * manifest.sequence_length
     facts = {
         "checkpoint": f"step {manifest.step}, {manifest.saved_at:%Y-%m-%d %H:%M} UTC",
         "trained on": f"{tokens:,} tokens, in sequences of {manifest.sequence_length:,}",
-        **{f"{part} loss": f"{loss:.4f} nats a token" for part, loss in losses.items()},
-        **scores,
+        **{f"{part} loss": f"{loss:.4f} nats a token" for part, loss in how.losses.items()},
+        **how.scores,
         "layout": str(Layout.of(manifest.parallelism)),
         "written by": ", ".join(f"{package} {version}" for package, version in manifest.versions.items()),
     }
@@ -340,7 +333,8 @@ class Export:
         max_shard_size: Maximum size of a file, such as ``5GB``.
         merge: Whether to multiply out low-rank products.
         tokenizer: Path or URL of the tokenizer, if it is not where the job says.
-        losses: The losses that the job last reported, for the model card.
+        losses: The losses that the job last reported, in nats per token by kind (training, validation), for the model
+            card; empty if only the checkpoint is known.
         scores: The checkpoint's scores on tasks, as text by task and metric, also for the card.
     """
 
@@ -348,7 +342,7 @@ class Export:
     max_shard_size: str = MAX_SHARD_SIZE
     merge: bool = False
     tokenizer: str | None = None
-    losses: Losses = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
     scores: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -378,36 +372,32 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
     besides = _SMALL_FILES + (len(tokenizer.content) if tokenizer else 0)
     needed = parameter_count(exported) * how.dtype.itemsize + factors + besides
     with destination.staging(needed) as staged:
-        with removal_named(folder, step):
+        with removal_named(folder, step), ExitStack() as stack:
+            beside = stack.enter_context(TemporaryFolder(_STAGING, staged.parent)) if how.merge else staged
+            trained = TensorFiles(beside, model, torch.float32 if how.merge else how.dtype, how.max_shard_size)
+            load_alone(folder, manifest, _FillFiles(trained))
+            trained.flush()
             if how.merge:
-                with TemporaryFolder(_STAGING, staged.parent) as beside:
-                    low_rank = TensorFiles(beside, model, torch.float32, how.max_shard_size)
-                    load_alone(folder, manifest, _FillFiles(low_rank))
-                    low_rank.flush()
-                    dense = TensorFiles(staged, exported, how.dtype, how.max_shard_size)
-                    for name, weight_fd in dense.tensors.items():
-                        projection, used = name.removesuffix(".weight"), [name]
-                        if name in low_rank.tensors:
-                            weight_fd.copy_(low_rank.tensors[name])
-                        else:  # summed in fp64, so that it is rounded only once, to the tensor's type
-                            used = [f"{projection}.cola_a", f"{projection}.cola_b"]
-                            down_dr, up_rf = (low_rank.tensors[factor] for factor in used)
-                            down_rd, columns = down_dr.double().T, torch.split(up_rf, _ROWS, dim=1)
-                            for rows_fd, columns_rf in zip(torch.split(weight_fd, _ROWS), columns, strict=True):
-                                rows_fd.copy_(columns_rf.double().T @ down_rd)
-                        for factor in used:
-                            low_rank.release(factor)
-                        dense.release(name)
-                    dense.flush()
-            else:
-                tensors = TensorFiles(staged, model, how.dtype, how.max_shard_size)
-                load_alone(folder, manifest, _FillFiles(tensors))
-                tensors.flush()
+                dense = TensorFiles(staged, exported, how.dtype, how.max_shard_size)
+                for name, weight_fd in dense.tensors.items():
+                    projection, used = name.removesuffix(".weight"), [name]
+                    if name in trained.tensors:
+                        weight_fd.copy_(trained.tensors[name])
+                    else:  # summed in fp64, so that it is rounded only once, to the tensor's type
+                        used = [f"{projection}.cola_a", f"{projection}.cola_b"]
+                        down_dr, up_rf = (trained.tensors[factor] for factor in used)
+                        down_rd, columns = down_dr.double().T, torch.split(up_rf, _ROWS, dim=1)
+                        for rows_fd, columns_rf in zip(torch.split(weight_fd, _ROWS), columns, strict=True):
+                            rows_fd.copy_(columns_rf.double().T @ down_rd)
+                    for factor in used:
+                        trained.release(factor)
+                    dense.release(name)
+                dense.flush()
         generation = dict.fromkeys(("eos_token_id", "pad_token_id"), about.end_of_document)
         texts = {
             **(tokenizer.files(manifest.sequence_length) if tokenizer else {}),
             "generation_config.json": json.dumps(generation, indent=2),
-            "README.md": model_card(manifest, model, how.merge, how.losses, how.scores),
+            "README.md": model_card(manifest, model, how),
             **files_of_model,
         }
         for name, text in texts.items():

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from boost_core.architecture import factors_std, is_dense, is_low_rank, model_weights, moments_of
+from boost_core.architecture import WeightSpec, factors_std, is_dense, is_low_rank, model_weights, moments_of
 from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.checkpoint.resharding import LoadChunks, load_alone
@@ -46,46 +46,39 @@ class Slot(NamedTuple):
 
     Attributes:
         weight: The weight's name.
-        shape: The weight's shape.
-        axis: The axis along which it is one slice; ``None`` for the whole weight.
-        place: The index of the slice.
-        transposed: Whether the published tensor is its transpose.
+        spec: The weight.
+        place: The index of the slice along the weight's axis.
     """
 
     weight: str
-    shape: Sizes
-    axis: int | None
+    spec: WeightSpec
     place: int
-    transposed: bool
 
     @property
     def published_shape(self) -> Sizes:
         """The shape of the published tensor."""
-        part = tuple(size for axis, size in enumerate(self.shape) if axis != self.axis)
-        return part[::-1] if self.transposed else part
+        part = tuple(size for axis, size in enumerate(self.spec.shape) if axis != self.spec.axis)
+        return part[::-1] if self.spec.transposed else part
 
     def of(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The part, as a view in the published form."""
         weight = weights[self.weight]
-        part = weight if self.axis is None else weight.select(self.axis, self.place)
-        return part.T if self.transposed else part
+        part = weight if self.spec.axis is None else weight.select(self.spec.axis, self.place)
+        return part.T if self.spec.transposed else part
 
     def chunk(self, published: torch.Tensor, kind: str = "master") -> Chunk:
         """The published tensor as a box of one of the weight's tensors in a checkpoint: its master or a moment."""
-        part, name = published.T if self.transposed else published, f"{self.weight}.{kind}"
-        if self.axis is None:
+        part, name, shape = published.T if self.spec.transposed else published, f"{self.weight}.{kind}", self.spec.shape
+        if self.spec.axis is None:
             return Chunk.whole(name, part)
-        offsets = tuple(self.place if axis == self.axis else 0 for axis in range(len(self.shape)))
-        return Chunk(name, self.shape, offsets, part.unsqueeze(self.axis))
+        offsets = tuple(self.place if axis == self.spec.axis else 0 for axis in range(len(shape)))
+        return Chunk(name, shape, offsets, part.unsqueeze(self.spec.axis))
 
 
 def published_slots(model: ModelConfig) -> dict[str, Slot]:
     """The slot of every published tensor."""
-    return {
-        published: Slot(name, spec.shape, spec.axis, place, spec.transposed)
-        for name, spec in model_weights(model).items()
-        for place, published in enumerate(spec.published)
-    }
+    weights = model_weights(model).items()
+    return {each: Slot(name, spec, place) for name, spec in weights for place, each in enumerate(spec.published)}
 
 
 def to_published(model: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Tensors:
@@ -230,9 +223,8 @@ def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
         yield
     except CheckpointDamaged as damage:
         others = ", ".join(str(other) for other in folder.steps() if other != step) or "none"
-        raise CheckpointDamaged(
-            f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
-        ) from damage
+        remedy = f"restore it, or choose another with --step: {others}"
+        raise CheckpointDamaged(f"the checkpoint of step {step} is damaged: {damage}; {remedy}") from damage
 
 
 @contextmanager
@@ -315,12 +307,12 @@ class _SaveSource(SaveChunks):
     """Writes tensors in their source's order, each read on demand, along with zero moments."""
 
     def __init__(self, job: JobSpec, published: "Source") -> None:
-        self._slots, self._published, specs = published_slots(job.model), published, model_weights(job.model)
+        self._slots, self._published = published_slots(job.model), published
         nothing = {name: torch.empty(shape, device="meta") for name, shape in published.shapes.items()}
         chunks = {
             (name, kind): self._slots[name].chunk(empty, kind)
             for name, empty in nothing.items()
-            for kind in (_MASTER, *_MOMENTS[: moments_of(specs[self._slots[name].weight], job.optimizer)])
+            for kind in (_MASTER, *_MOMENTS[: moments_of(self._slots[name].spec, job.optimizer)])
         }
         super().__init__(chunks.values())
         self._of = {chunk.index: key for key, chunk in chunks.items()}
@@ -390,9 +382,6 @@ def truncated_svd(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Te
 
 # Whether a job's model computes the same function as a given one, weights aside.
 
-# Fields that change when projections are factored to low rank.
-_CHANGED_BY_A_CUT = {"family", "rank"}
-
 # Fields that have other names in published configurations than in a job.
 _PUBLISHED_NAMES = {
     "norm_epsilon": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings", "family": "model_type and hidden_act",
@@ -409,10 +398,10 @@ def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
     """
     theirs, ours = described(there), described(job)
     is_cut = is_dense(there) and is_low_rank(job)  # it is factored to low rank for the job
-    changed = _CHANGED_BY_A_CUT if is_cut else set()
+    changed = {"family", "rank"} if is_cut else set()
     if is_cut and job.bottleneck_activation is not Activation.LINEAR:
         # With CoLA's activation the factors are only a starting point, so the job may choose the gate.
-        changed = changed | {"gate_activation"}
+        changed.add("gate_activation")
     different = []
     for name in ours:
         if name not in changed and theirs[name] != ours[name]:

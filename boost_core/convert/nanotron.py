@@ -145,14 +145,12 @@ def write_nanotron(
     """
     if model.rank is not None:
         raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --nanotron")
-    if without := [name for name in _NOT_THERE if getattr(model, name)]:
+    if without := [name for name in ("rope_scaling", "sliding_window", "qk_norm") if getattr(model, name)]:
         raise ValueError(f"nanotron's LLaMA has no {' and no '.join(without)}; export it without --nanotron")
     parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
     if any(part % tensor_parallel_size for part in parts):
-        raise ValueError(
-            f"{tensor_parallel_size} ranks do not divide {parts[0]} key and value heads, an MLP of {parts[1]} and "
-            f"{parts[2]} tokens; use fewer"
-        )
+        sizes = f"{parts[0]} key and value heads, an MLP of {parts[1]} and {parts[2]} tokens"
+        raise ValueError(f"{tensor_parallel_size} ranks do not divide {sizes}; use fewer")
     folder.mkdir(parents=True, exist_ok=True)
     for packed in _packed(model):
         tensors = [published[name] for name in packed.published]
@@ -183,8 +181,6 @@ def write_nanotron(
     content = {name: config[name] for name in _FIELDS} | {"is_llama_config": True, "rope_interleaved": True}
     (folder / CONFIG).write_text(json.dumps(content, indent=2))
 
-
-_NOT_THERE = ("rope_scaling", "sliding_window", "qk_norm")
 
 # Fields of the published configuration that nanotron also has.
 _FIELDS = (

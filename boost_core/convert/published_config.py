@@ -31,20 +31,16 @@ LLAMA, MISTRAL, QWEN3, COLA = "llama", "mistral", "qwen3", "cola"
 OWN_TYPE = "boost"
 # The file that is exported with all models except dense ones, and the classes that transformers loads from it.
 MODELING = "modeling_boost.py"
+_NAMES = {LLAMA: "Llama", MISTRAL: "Mistral", QWEN3: "Qwen3", COLA: "Cola", OWN_TYPE: "Boost"}  # of their classes
 AUTO_MAPS = {
     kind: {
-        "AutoConfig": f"modeling_boost.{name}Config",
-        "AutoModel": f"modeling_boost.{name}Model",
-        "AutoModelForCausalLM": f"modeling_boost.{name}ForCausalLM",
-        "AutoModelForSequenceClassification": f"modeling_boost.{name}ForSequenceClassification",
+        "AutoConfig": f"modeling_boost.{_NAMES[kind]}Config",
+        "AutoModel": f"modeling_boost.{_NAMES[kind]}Model",
+        "AutoModelForCausalLM": f"modeling_boost.{_NAMES[kind]}ForCausalLM",
+        "AutoModelForSequenceClassification": f"modeling_boost.{_NAMES[kind]}ForSequenceClassification",
     }
-    for kind, name in ((COLA, "Cola"), (OWN_TYPE, "Boost"))
+    for kind in (COLA, OWN_TYPE)
 }
-
-_ARCHITECTURES = {
-    LLAMA: "LlamaForCausalLM", MISTRAL: "MistralForCausalLM", QWEN3: "Qwen3ForCausalLM", COLA: "ColaForCausalLM",
-    OWN_TYPE: "BoostForCausalLM",
-}  # fmt: skip
 
 
 class TrainedOn(NamedTuple):
@@ -68,10 +64,8 @@ def model_type(model: ModelConfig) -> str:
     if is_dense(model):
         return QWEN3 if model.qk_norm else LLAMA if model.sliding_window is None else MISTRAL
     if not model.outputs_from_latents:
-        raise ValueError(
-            f"neither a published class nor {MODELING} computes family={model.family}: it can be trained, but "
-            "not exported, generated from or scored on tasks"
-        )
+        problem = f"neither a published class nor {MODELING} computes family={model.family}"
+        raise ValueError(f"{problem}: it can be trained, but not exported, generated from or scored on tasks")
     grouped_queries = model.key_value_heads != model.num_attention_heads
     gate_differs = model.mlp_activation not in (model.bottleneck_activation, Activation.LINEAR)
     later = model.qk_norm or model.sliding_window is not None or model.rope_scaling is not None
@@ -91,7 +85,7 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
     """
     kind = model_type(model)
     config: dict[str, Any] = {
-        "architectures": [_ARCHITECTURES[kind]],
+        "architectures": [f"{_NAMES[kind]}ForCausalLM"],
         "model_type": kind,
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -162,7 +156,6 @@ _OTHERS = {
     "phi3": "its rotary embedding may be partial or scaled",
 }  # fmt: skip
 _JOBS_NAMES = {"rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
-_DEFAULT_ROPE_THETA = 10_000.0
 
 # The fields that describe the rotary embedding, and the scaling methods that the trainer supports.
 _ROPES = ("rope_parameters", "rope_scaling")
@@ -192,6 +185,8 @@ _WITHOUT_EFFECT = frozenset((
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "transformers.js_config",
 ))  # fmt: skip
 
+_AGAIN = "(export the model again if an earlier version wrote this)"  # ends problems that only those have
+
 _SIZES = (*_DEFAULTS, "num_key_value_heads")
 _READ = {"head_dim", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", *_SIZES}
 
@@ -211,9 +206,9 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
         has = f": {_OTHERS[str(kind)]}, and the trainer's models do not" if str(kind) in _OTHERS else ""
         raise ValueError(f"{file}: model_type is {_short(kind)}{has}; give a model of type {', '.join(_KINDS)}")
     own_fields, defaults = _KINDS[kind]
-    problems = []
+    config, problems = defaults | config, []
     our_classes = {each for auto_map in AUTO_MAPS.values() for each in auto_map.items()}
-    for name, value in (defaults | config).items():
+    for name, value in config.items():
         if value is None or name in _READ | own_fields or name in _WITHOUT_EFFECT:
             continue
         is_auto_map = name == "auto_map" and isinstance(value, dict)
@@ -228,30 +223,25 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
     if config.get("model") is not None:  # as in early exports of ours
         return _validated(file, config["model"])
     _refuse(file, _problems(config, kind))
-    common = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
-    common["rope_theta"] = next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA)
+    common = {_JOBS_NAMES.get(name, name): config.get(name) for name in _SIZES}
+    common["rope_theta"] = next(iter(_rope_thetas(config).values()), 10_000.0)
     common["rope_scaling"] = next(filter(None, (_scaling(config.get(name)) for name in _ROPES)), None)
     model = _validated(file, common | _function(config, kind))
-    problems, head_dim = [], config.get("head_dim", defaults.get("head_dim"))
+    problems, head_dim = [], config.get("head_dim")
     if head_dim not in (None, model.head_size):
-        problems.append(
-            f"head_dim is {_short(head_dim)}, and the trainer's models support "
-            f"hidden_size/num_attention_heads={model.head_size} only"
-        )
+        supported = f"hidden_size/num_attention_heads={model.head_size}"
+        problems.append(f"head_dim is {_short(head_dim)}, and the trainer's models support {supported} only")
     if kind == COLA and model.key_value_heads != model.num_attention_heads:
-        problems.append(
-            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
-            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
-        )
+        heads = f"{model.key_value_heads} of {model.num_attention_heads}"
+        problems.append(f"num_key_value_heads is {heads}, with which ColaForCausalLM does not run {_AGAIN}")
     _refuse(file, problems)
     return model
 
 
 def _refuse(file: str, problems: Iterable[str]) -> None:
     if text := "; ".join(problems):
-        raise ValueError(
-            f"{file}: {text}; start from another model, or remove from {file} what changes nothing in this one"
-        )
+        remedy = f"start from another model, or remove from {file} what changes nothing in this one"
+        raise ValueError(f"{file}: {text}; {remedy}")
 
 
 def _validated(file: str, model: Any) -> ModelConfig:
@@ -275,7 +265,7 @@ def _function(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """What a class computes, as fields of a job's model."""
     linear = _ACTIVATIONS[str(config.get("hidden_act", "silu"))] is Activation.LINEAR
     if kind == COLA:
-        rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
+        rank, hidden_size = config.get("rank"), config["hidden_size"]
         return {
             "family": "svd" if linear else "cola",
             "gate_activation": not linear and not config.get("only_lr_act", True),
@@ -294,28 +284,24 @@ def _function(config: dict[str, Any], kind: str) -> dict[str, Any]:
         }
     dense = {"family": "dense", "gate_activation": not linear}
     if kind == MISTRAL:
-        dense["sliding_window"] = config.get("sliding_window", _DEFAULTS_OF_MISTRAL["sliding_window"])
+        dense["sliding_window"] = config["sliding_window"]
     if kind == QWEN3:
-        window = (_DEFAULTS_OF_QWEN3 | config)["sliding_window"] if config.get("use_sliding_window") else None
+        window = config["sliding_window"] if config["use_sliding_window"] else None
         dense |= {"sliding_window": window, "qk_norm": True}
     return dense
 
 
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
     """The base of the rotary frequencies under each name by which it is given."""
-    places = {"": config} | {f"{name}.": config.get(name) for name in _ROPES}
-    return {
-        f"{prefix}rope_theta": place["rope_theta"]
-        for prefix, place in places.items()
-        if isinstance(place, dict) and place.get("rope_theta") is not None
-    }
+    places = {"": config} | {f"{name}.": config[name] for name in _ROPES if isinstance(config.get(name), dict)}
+    thetas = {f"{prefix}rope_theta": place.get("rope_theta") for prefix, place in places.items()}
+    return {name: theta for name, theta in thetas.items() if theta is not None}
 
 
 def _scaling(rope: Any) -> dict[str, Any] | None:
     """A job's ``rope_scaling``, whose fields have the published names; ``None`` if unscaled or not supported."""
-    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _SCALED:
-        return None
-    return _settings(rope)
+    is_supported = isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _SCALED
+    return _settings(rope) if is_supported else None
 
 
 def _settings(rope: dict[str, Any]) -> dict[str, Any]:
@@ -336,10 +322,8 @@ def _problems(config: dict[str, Any], kind: str) -> Iterator[str]:
         expected = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
         others = set(rope) - {"rope_theta"} if isinstance(rope, dict) else set()
         if not isinstance(rope, dict) or any(rope[key] not in (None, expected.get(key)) for key in others):
-            yield (
-                f"{name} is {_short(rope)}, but the trainer's rotary embeddings are neither scaled in "
-                "this way nor partial"
-            )
+            missing = "neither scaled in this way nor partial"
+            yield f"{name} is {_short(rope)}, but the trainer's rotary embeddings are {missing}"
     settings = [_settings(config[name]) for name in _ROPES if isinstance(config.get(name), dict)]
     if len(settings) == len(_ROPES) and settings[0] != settings[1]:
         yield " and ".join(f"{name} is {_short(config[name])}" for name in _ROPES)
@@ -352,13 +336,11 @@ def _problems(config: dict[str, Any], kind: str) -> Iterator[str]:
         if (value := str(config.get(name, "silu"))) not in _ACTIVATIONS:
             yield f"{name} is {_short(value)}, and the trainer's models support silu or linear only"
     if kind == COLA and of_bottleneck not in (None, activation):
-        yield (
-            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, but "
-            "ColaForCausalLM uses only hidden_act (export the model again if an earlier version wrote this)"
-        )
+        both = f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}"
+        yield f"{both}, but ColaForCausalLM uses only hidden_act {_AGAIN}"
 
     slides = bool(config.get("use_sliding_window"))
-    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
+    if slides and (full := config["max_window_layers"]):  # only Qwen3's have the option
         yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
     alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
     if kinds and not (isinstance(kinds, list) and all(each == alike for each in kinds)):

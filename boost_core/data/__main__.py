@@ -14,15 +14,15 @@ import fsspec
 from pydantic import ValidationError
 
 from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines, stores_in_words
-from boost_core.config.data_files import kind_by_names, list_files, tokenizer_vocabulary
+from boost_core.config.data_files import TokenIndex, kind_by_names, list_files, tokenizer_vocabulary
 from boost_core.config.storage import no_room
 from boost_core.config.training import BYTES, CorpusConfig, Measure, NearDedup, OnError, QualityFilter, SourceConfig
 from boost_core.config.user_files import count_tokens
 from boost_core.data.documents import documents, refuse_own_output
 from boost_core.data.pipeline.build import Build, BuildProgress, Engine
 from boost_core.data.pipeline.engine import LocalEngine
-from boost_core.data.tokenize import Progress, TokenFolder, TokenizePlan, tokenize
-from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
+from boost_core.data.tokenize import TokenFolder, tokenize
+from boost_core.data.tokenizers import train_bpe
 from boost_core.terminal import ProgressLine, print_lines
 
 _TRAINED = "tokenizer.json"
@@ -51,23 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 source = source.model_copy(update={"kind": kind_by_names(files)})
             if options.text_field and source.kind == "text":
                 raise ValueError("--text-field is for files with fields or columns, and these are text; leave it out")
-            name = options.tokenizer or BYTES
-            if options.train_bpe is not None:
-                _corpus(options, source, BYTES)  # what is wrong with it is said before a tokenizer is trained
-                name = f"{options.folder.rstrip('/')}/{_TRAINED}"
-                _train_once(source, name, options)
-            corpus = _corpus(options, source, name)
+            trained = None if options.train_bpe is None else f"{options.folder.rstrip('/')}/{_TRAINED}"
+            corpus = CorpusConfig(  # what is wrong with it is said before a tokenizer is trained
+                source=source, tokenizer=trained or options.tokenizer or BYTES, end_of_document=options.end_of_document,
+                filters=tuple(options.filter), exact_dedup=options.exact_dedup,
+                near_dedup=NearDedup() if options.near_dedup else None, seed=options.shuffle or 0,
+                validation_fraction=options.validation, shard_tokens=options.shard_tokens, on_error=options.on_error,
+            )  # fmt: skip
+            if trained:
+                _train_once(source, trained, options)
             if is_corpus:
                 return _build(corpus, options)
-            content, tokenizer = "", open_tokenizer(corpus.tokenizer, corpus.end_of_document)
-            if isinstance(tokenizer, FileTokenizer):
-                with fsspec.open(corpus.tokenizer, "rb") as stream:  # line ends are part of what tells it from others
-                    content = stream.read().decode()
-            plan = TokenizePlan(
-                corpus.source, options.folder, tokenizer, content, corpus.validation_fraction, corpus.shard_tokens,
-                corpus.on_error,
-            )  # fmt: skip
-            index = tokenize(plan, _show)
+            index = tokenize(corpus, options.folder, _show)
     except KeyboardInterrupt:
         print_lines("\ninterrupted; run the same command again to pick up where it left off", to=sys.stderr)
         return INTERRUPTED
@@ -77,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print_lines(
         f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
-        f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
+        f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {options.folder}",
         to=sys.stderr,
     )
     if not (index.tokens("training") and index.tokens("validation")):
@@ -87,18 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             remedy = "a document, such as a text file, goes to one part as a whole: make several of it"
         print_lines(f"no tokens are kept {part}; {remedy}", to=sys.stderr)
     if index.skipped:
-        listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
+        listed = f"{options.folder.rstrip('/')}/quarantine-*.jsonl"
         print_lines(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", to=sys.stderr)
     return 0
-
-
-def _corpus(options: argparse.Namespace, source: SourceConfig, tokenizer: str) -> CorpusConfig:
-    return CorpusConfig(
-        source=source, tokenizer=tokenizer, end_of_document=options.end_of_document,
-        filters=tuple(options.filter), exact_dedup=options.exact_dedup,
-        near_dedup=NearDedup() if options.near_dedup else None, seed=options.shuffle or 0,
-        validation_fraction=options.validation, shard_tokens=options.shard_tokens, on_error=options.on_error,
-    )  # fmt: skip
 
 
 def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) -> None:
@@ -111,9 +97,8 @@ def _train_once(source: SourceConfig, name: str, options: argparse.Namespace) ->
     if filesystem.exists(path):
         size = tokenizer_vocabulary(name)
         if size > options.train_bpe:
-            raise ValueError(
-                f"{name} has {size:,} tokens, more than the {options.train_bpe:,} of --train-bpe; give another folder"
-            )
+            problem = f"{name} has {size:,} tokens, more than the {options.train_bpe:,} of --train-bpe"
+            raise ValueError(f"{problem}; give another folder")
         if size < options.train_bpe:  # as when the text had no more pairs to learn from
             kept = f"{name}, of {size:,} tokens, is kept; to learn up to {options.train_bpe:,}, give another folder"
             print_lines(kept, to=sys.stderr)
@@ -166,13 +151,10 @@ def _build(corpus: CorpusConfig, options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(progress: Progress) -> None:
-    rate = progress.tokens / max(progress.seconds, 1e-9)
-    line = (
-        f"{progress.files} of {counted(progress.of_files, 'file')}, {counted(progress.documents, 'document')}, "
-        f"{counted(progress.tokens, 'token')}, {rate:,.0f} per second"
-    ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
-    _PROGRESS.show(line)
+def _show(index: TokenIndex, files: int, tokens: int, seconds: float) -> None:
+    rate, skipped = tokens / max(seconds, 1e-9), f", {index.skipped:,} skipped" if index.skipped else ""
+    done = f"{index.cursor.file} of {counted(files, 'file')}, {counted(index.documents, 'document')}"
+    _PROGRESS.show(f"{done}, {counted(tokens, 'token')}, {rate:,.0f} per second{skipped}")
 
 
 def _show_build(progress: BuildProgress) -> None:
@@ -190,9 +172,8 @@ def _filter(text: str) -> QualityFilter:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}") from error
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not MEASURE:MIN:MAX with a measure of {', '.join(get_args(Measure))}, such as words:50:100000"
-        ) from error
+        form = f"MEASURE:MIN:MAX with a measure of {', '.join(get_args(Measure))}, such as words:50:100000"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {form}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from boost_core.config import data_files
 from boost_core.config.data_files import Part, Shard, SourceFile, TokenIndex, distinct_folders, list_files, read_index
 from boost_core.config.storage import Disk, options_at
 from boost_core.config.training import MIXTURE_PERIOD, DataConfig, SourceConfig
-from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode, open_tokenizer
+from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
 # A node's cache of token shards from object stores: one copy, which all ranks and jobs on the node map.
 #
@@ -32,6 +32,7 @@ from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, en
 
 _UNUSED_SHARE = 0.1  # of the disk, for shards that nobody maps
 _POLL_SECONDS = 0.2
+_OTHER_SIZE = "{} has {:,} bytes instead of {:,}; make the tokens again"
 
 
 def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, np.dtype[Any]]":
@@ -52,7 +53,8 @@ def map_shard(folder: str, index: TokenIndex, shard: Shard) -> "np.memmap[Any, n
     if isinstance(filesystem, Disk):
         try:
             with filesystem.open(name, "rb") as stream:
-                _refuse_other_size(name, os.fstat(stream.fileno()).st_size, size)
+                if (actual := os.fstat(stream.fileno()).st_size) != size:
+                    raise ValueError(_OTHER_SIZE.format(name, actual, size))
                 return np.memmap(stream, dtype, "r", shape=(shard.tokens,))
         except FileNotFoundError as error:
             raise ValueError(f"{name} is missing on this node; name a folder that every node can read") from error
@@ -114,17 +116,10 @@ def _copy(filesystem: fsspec.AbstractFileSystem, name: str, size: int, cached: P
                 f"cannot copy {name} to {part}, of which nothing is left: {error.strerror or error}; if that disk is "
                 "full, make room or set TMPDIR to a folder on a larger one",
             ) from error
-        try:
-            _refuse_other_size(name, part.stat().st_size, size)
-        except ValueError:
+        if (actual := part.stat().st_size) != size:
             part.unlink()
-            raise
+            raise ValueError(_OTHER_SIZE.format(name, actual, size))
         part.rename(cached)
-
-
-def _refuse_other_size(name: str, actual: int, size: int) -> None:
-    if actual != size:
-        raise ValueError(f"{name} has {actual:,} bytes instead of {size:,}; make the tokens again")
 
 
 # A long sequence of tokens in one or more pieces, with random access.
@@ -264,7 +259,7 @@ def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tok
     """All documents' tokens in sequence, with end-of-document tokens between them, and the bytes of their text."""
     from boost_core.data.documents import documents  # with pyarrow, which ranks that read shards of tokens do without
 
-    parts, text_bytes = [np.array([], dtype_for(tokenizer.vocabulary))], 0.0
+    parts, text_bytes = [np.array([], tokenizer.dtype)], 0.0
     for file in files:
         for batch in batches(documents(file, source)):
             for document, tokens in encode(batch, tokenizer):
@@ -338,10 +333,9 @@ class Sampler:
     """
 
     def __init__(self, corpus: Corpus, sequence_length: int, seed: int) -> None:
-        self._sources: list[Windows] = [
-            Windows(stream.training, sequence_length, (seed, number) if number else (seed,))
-            for number, stream in enumerate(corpus.streams)
-        ]
+        texts = [stream.training for stream in corpus.streams]
+        seeds = [(seed, number) if number else (seed,) for number in range(len(texts))]
+        self._sources = [Windows(text, sequence_length, own) for text, own in zip(texts, seeds, strict=True)]
         self._pattern = turns([stream.weight for stream in corpus.streams], MIXTURE_PERIOD)
         self._counts = np.bincount(self._pattern, minlength=len(self._sources))
         self._before = np.empty_like(self._pattern)  # for each turn, the number of earlier turns of the same source

@@ -7,11 +7,11 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -24,7 +24,6 @@ from boost_core.config.user_files import ARROW_FILE, no_text_column, no_text_fie
 _LONGEST = 1 << 30  # bytes of one document, or of its line
 _READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
 _ROWS = 1024  # rows decoded at once
-_SHOWN = 1000  # bytes of a bad document shown in the quarantine
 # The types of columns of text, each with the one that reads the same memory as bytes.
 _BINARY = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 # What decompression and Arrow raise for damaged content, and file systems when they fail.
@@ -76,24 +75,39 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
         OSError: The file system cannot provide the file.
     """
     try:
-        options = WHOLE_DISK if source.kind == "standard_library" else {}
+        options, field = WHOLE_DISK if source.kind == "standard_library" else {}, source.text_field
         with fsspec.open(file.url, "rb", **options) as stream:
             if source.kind == "parquet":
                 table = pq.ParquetFile(stream)
-                if problem := no_text_column(table.schema_arrow, source.text_field):
+                if problem := no_text_column(table.schema_arrow, field):
                     yield Document(file.url, "", b"", problem, misread=True)
                     return
                 for group in range(table.num_row_groups):
                     row = 0
                     try:
-                        for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[source.text_field]):
-                            place = f"row group {group}, row"
-                            yield from _of_rows(batch.column(0), file.url, place, row, source.text_field)
+                        for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[field]):
+                            yield from _of_rows(batch.column(0), file.url, f"row group {group}, row", row, field)
                             row += len(batch)
                     except (OSError, pa.ArrowException) as error:
                         yield Document(file.url, f"row group {group}, from row {row} on", b"", _damage(error))
             elif source.kind in ("arrow", "dataset"):
-                yield from _of_arrow(stream, file.url, source.text_field)
+                is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
+                stream.seek(0)
+                with _damage_as_arrows():
+                    reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+                    problem = no_text_column(reader.schema, field)
+                    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+                if problem:
+                    yield Document(file.url, "", b"", problem, misread=True)
+                    return
+                row = 0
+                try:
+                    with _damage_as_arrows():
+                        for batch in batches:
+                            yield from _of_rows(batch.column(field), file.url, "row", row, field)
+                            row += len(batch)
+                except _UNREADABLE as error:
+                    yield Document(file.url, f"from row {row} on", b"", _damage(error))
             else:
                 yield from _of_text(stream, file.url, source)
     except _UNREADABLE as error:
@@ -166,30 +180,6 @@ def _of_line(line: bytes, url: str, place: str, field: str, misread: bool) -> Do
     except ValueError as error:
         problem = f"cannot be read as JSON: {error}"
     return Document(url, place, line, problem)
-
-
-def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
-    beginning = stream.read(len(ARROW_FILE))
-    stream.seek(0)
-    with _damage_as_arrows():
-        if beginning == ARROW_FILE:
-            file = pa.ipc.open_file(stream)
-            schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
-        else:
-            reader = pa.ipc.open_stream(stream)
-            schema, batches = reader.schema, iter(reader)
-        problem = no_text_column(schema, field)
-    if problem:
-        yield Document(url, "", b"", problem, misread=True)
-        return
-    row = 0
-    try:
-        with _damage_as_arrows():
-            for batch in batches:
-                yield from _of_rows(batch.column(field), url, "row", row, field)
-                row += len(batch)
-    except _UNREADABLE as error:
-        yield Document(url, f"from row {row} on", b"", _damage(error))
 
 
 @contextmanager
@@ -300,10 +290,8 @@ class Reading:
             pass
         rest = next(self._documents, None) if stored.whole else None
         if rest is not None or self._digest.hexdigest() != stored.digest:
-            raise ValueError(
-                f"{self.file.url} has changed, and finished shards hold tokens of its old content; restore it, or "
-                "tokenize into another folder"
-            )
+            problem = f"{self.file.url} has changed, and finished shards hold tokens of its old content"
+            raise ValueError(f"{problem}; restore it, or tokenize into another folder")
 
 
 def refuse_changed(stored: Sequence[Input], files: Sequence[SourceFile], source: SourceConfig) -> None:
@@ -329,81 +317,3 @@ def refuse_changed(stored: Sequence[Input], files: Sequence[SourceFile], source:
         # A file with more to read is checked while what shards hold is skipped.
         if was.whole and (not file.stamp or (file.size, file.stamp) != (was.size, was.stamp)):
             Reading(file, source).skip(was)
-
-
-# Files of tokens while they are written, and the list of documents that were left out of them.
-
-
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Make errors from writing a file name it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise OSError(f"{path} cannot be written: {error}") from error
-        error.filename = error.filename or path
-        raise
-
-
-class NewFile:
-    """A file that is being written, and is removed if the block that writes it fails.
-
-    Args:
-        filesystem: Where it is.
-        path: Its path there.
-    """
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-        with naming(path):
-            self._stream = filesystem.open(path, "wb")
-
-    def write(self, content: bytes) -> None:
-        """Append bytes.
-
-        Raises:
-            OSError: They cannot be written.
-        """
-        with naming(self._path):
-            self._stream.write(content)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        failed = kind is not None
-        try:
-            with suppress(OSError) if failed else naming(self._path):
-                self._stream.close()
-        except OSError:
-            failed = True
-            raise
-        finally:
-            if failed:
-                with suppress(OSError):
-                    self._filesystem.rm_file(self._path)
-
-
-class QuarantineFile(ExitStack):
-    """The list of skipped documents, one per line; no file is created if there are none.
-
-    Args:
-        filesystem: Where it is.
-        path: Its path there.
-    """
-
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str) -> None:
-        super().__init__()
-        self._filesystem, self._path = filesystem, path
-        self._file: NewFile | None = None
-
-    def write(self, document: Document) -> None:
-        """Append a bad document: where it is, why it is bad, and how it begins."""
-        if self._file is None:
-            self._file = self.enter_context(NewFile(self._filesystem, self._path))
-        line = {
-            "file": document.file, "place": document.place, "reason": document.problem,
-            "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
-        }  # fmt: skip
-        self._file.write(json.dumps(line).encode() + b"\n")

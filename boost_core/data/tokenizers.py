@@ -36,9 +36,12 @@ class ByteTokenizer:
         vocabulary: Number of tokens in the vocabulary.
         end_of_document: The token that ends a document.
         end_name: The name of that token in errors.
+        dtype: The smallest type that can hold all tokens.
+        content: Content of the ``tokenizer.json``; empty for bytes.
+        sha256: Its SHA-256; empty for bytes.
     """
 
-    vocabulary, end_of_document, end_name = 256, 0, "byte 0"
+    vocabulary, end_of_document, end_name, dtype, content, sha256 = 256, 0, "byte 0", np.dtype(np.uint8), b"", ""
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         """The bytes of each document."""
@@ -49,6 +52,7 @@ class FileTokenizer:
     """One of Hugging Face's tokenizers. Attributes are as of ``ByteTokenizer``.
 
     Args:
+        content: Content of its ``tokenizer.json``.
         tokenizer: The tokenizer.
         name: The tokenizer's name in errors.
         end_of_document: The token that ends a document; ``None`` for the only special token of a usual name.
@@ -57,8 +61,8 @@ class FileTokenizer:
         ValueError: The tokenizer does not have that token, or has special tokens of several usual names.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, end_of_document: str | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, content: bytes, tokenizer: tokenizers.Tokenizer, name: str, end_of_document: str | None) -> None:
+        self.content, self.sha256, self._tokenizer = content, hashlib.sha256(content).hexdigest(), tokenizer
         self.vocabulary = max(tokenizer.get_vocab().values()) + 1
         if end_of_document is None:
             # Ordinary tokens of such names are text, as </s> of HTML is in Gemma's vocabulary.
@@ -72,13 +76,13 @@ class FileTokenizer:
             raise ValueError(f"{name} {problem}; name the token that ends a document in end_of_document")
         self.end_name = candidates[0]
         self.end_of_document: int = tokenizer.get_vocab()[self.end_name]
-        self._dtype = dtype_for(self.vocabulary)
+        self.dtype = np.min_scalar_type(self.vocabulary - 1)
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each document, computed on all cores."""
         texts = [each.decode() for each in documents]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # without offsets
-        return [np.array(each.ids, self._dtype) for each in encoded]
+        return [np.array(each.ids, self.dtype) for each in encoded]
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
@@ -97,7 +101,7 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     """
     if name in (None, BYTES):
         return ByteTokenizer()
-    return FileTokenizer(load_tokenizer(name)[1], name, end_of_document)
+    return FileTokenizer(*load_tokenizer(name), name, end_of_document)
 
 
 def load_tokenizer(name: str) -> tuple[bytes, tokenizers.Tokenizer]:
@@ -156,11 +160,6 @@ def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
     return tokenizer.to_str()
 
 
-def dtype_for(vocabulary: int) -> np.dtype[Any]:
-    """The smallest type that can hold all token ids."""
-    return np.min_scalar_type(vocabulary - 1)
-
-
 # Tokenization of documents, a few MiB at a time.
 
 _BATCH_BYTES = 8 << 20  # text tokenized at once
@@ -169,8 +168,7 @@ _DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch,
 
 def batches(documents: Iterable["Document"]) -> Iterator[list["Document"]]:
     """Group documents into lists of a few MiB, to be tokenized at once."""
-    batch: list[Document] = []
-    size = 0
+    batch, size = list["Document"](), 0
     for document in documents:
         batch.append(document)
         size += len(document.content) + _DOCUMENT_BYTES
@@ -186,7 +184,7 @@ def encode(batch: Sequence["Document"], tokenizer: Tokenizer) -> Iterator[tuple[
 
     A document that contains the end-of-document token is bad, too, as it would become two documents.
     """
-    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
+    end = np.array([tokenizer.end_of_document], tokenizer.dtype)
     encoded = iter(tokenizer.encode([document.content for document in batch if not document.problem]))
     for document in batch:
         if document.problem:
@@ -268,14 +266,12 @@ def _of_file(
     content, tokenizer = load_tokenizer(name)
     size = max(tokenizer.get_vocab().values()) + 1
     if size > model.vocab_size or vocabulary not in (0, size):
-        raise TokenizerDiffers(
-            f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}; "
-            "give the one it was trained with"
-        )
+        problem = f"{name} has {size} tokens and the model was trained with {vocabulary or model.vocab_size}"
+        raise TokenizerDiffers(f"{problem}; give the one it was trained with")
     if digest not in (None, hashlib.sha256(content).hexdigest()):
         raise TokenizerDiffers(f"{name} is not what made the job's tokens; give that, or leave --tokenizer out")
     if end is None:
-        end = FileTokenizer(tokenizer, name, end_of_document).end_of_document
+        end = FileTokenizer(content, tokenizer, name, end_of_document).end_of_document
     end_name = tokenizer.id_to_token(end)
     if end_name is None:
         raise TokenizerDiffers(f"{name} has no token {end}, which ends documents; give the one it was trained with")

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lm_eval
 import lm_eval.evaluator
@@ -45,10 +46,8 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
         if not names:
             named = re.search(r"""^task: *["']?([^\s"'#]+)""", place.read_text(), re.M) if place.is_file() else None
             if named and (other := manager.task_index.get(named[1])) and other.yaml_path:  # it keeps one of a name
-                raise ValueError(
-                    f"{text!r} and {str(other.yaml_path)!r} both have the task {named[1]!r}; rename one, or move it to "
-                    "another folder"
-                )
+                problem = f"{text!r} and {str(other.yaml_path)!r} both have the task {named[1]!r}"
+                raise ValueError(f"{problem}; rename one, or move it to another folder")
             raise ValueError(f"{text!r} has no task of lm-eval: a YAML file with a field task")
         tasks += names
     return manager, list(dict.fromkeys(tasks))
@@ -82,24 +81,17 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
         better, version = results["higher_is_better"].get(task, {}), results["versions"].get(task)
         samples = results.get("samples", {}).get(task, ())
         prompts = "".join(f"{each['doc_hash']}{each['prompt_hash']}{each['target_hash']}" for each in samples)
+        of_task: dict[str, Any] = {
+            "task": task, "samples": results.get("n-samples", {}).get(task, {}).get("effective", 0),
+            "version": None if version is None else str(version),
+            "task_hash": hashlib.sha256(prompts.encode()).hexdigest()[:_HASH_DIGITS],
+        }  # fmt: skip
         for name, value in values.items():
             metric, _, kind = name.partition(",")
             if not kind or metric.endswith(_STDERR):  # a fact about the task, or the error of a metric
                 continue
-            finite, stderr = (
-                float(each) if isinstance(each, int | float) and math.isfinite(each) else None
-                for each in (value, values.get(f"{metric}{_STDERR},{kind}"))
-            )
-            scores.append(
-                Score(
-                    task=task,
-                    metric=metric if kind == "none" else name,
-                    value=finite,
-                    stderr=stderr,
-                    higher_is_better=better.get(metric),
-                    samples=results.get("n-samples", {}).get(task, {}).get("effective", 0),
-                    version=None if version is None else str(version),
-                    task_hash=hashlib.sha256(prompts.encode()).hexdigest()[:_HASH_DIGITS],
-                )
-            )
+            both = value, values.get(f"{metric}{_STDERR},{kind}")
+            finite, stderr = (float(x) if isinstance(x, int | float) and math.isfinite(x) else None for x in both)
+            named, higher = metric if kind == "none" else name, better.get(metric)
+            scores.append(Score(metric=named, value=finite, stderr=stderr, higher_is_better=higher, **of_task))
     return Scores(step=loaded.step, evaluated_by=f"lm-eval {results['lm_eval_version']}", scores=tuple(scores))

@@ -102,8 +102,7 @@ def _row_statistics(logits_ptr, target_ptr, log_sum_ptr, target_logit_ptr, strid
 
 @jit
 def _gradient(logits_ptr, target_ptr, log_sum_ptr, dloss_ptr, dlog_sum_ptr, stride, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     logits = tl.load(logits_ptr + row * stride + column, mask=inside, other=float("-inf")).to(tl.float32)
     probability = tl.exp(logits - tl.load(log_sum_ptr + row))

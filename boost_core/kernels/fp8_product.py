@@ -210,8 +210,7 @@ def _rows(
     x_ptr, factor_ptr, value_ptr, row_scale_ptr, x_group_stride, x_stride, value_group_stride, value_stride, columns,
     FACTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1).to(tl.int64)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns
     x = tl.load(x_ptr + group * x_group_stride + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)

@@ -103,8 +103,7 @@ def _forward(
     gate_ptr, up_ptr, out_ptr, value_ptr, row_scale_ptr, gate_stride, up_stride, out_stride, columns,
     ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
@@ -122,8 +121,7 @@ def _backward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     dgate_row, dup_row = dgate_ptr + row * dgate_stride, dup_ptr + row * dup_stride
-    largest_dgate = tl.zeros([BLOCK], dtype=tl.float32)
-    largest_dup = tl.zeros([BLOCK], dtype=tl.float32)
+    largest_dgate, largest_dup = tl.zeros([BLOCK], dtype=tl.float32), tl.zeros([BLOCK], dtype=tl.float32)
     for begin in range(tl.program_id(1) * BLOCK, columns, tl.num_programs(1) * BLOCK):
         column = begin + tl.arange(0, BLOCK)
         inside = column < columns

@@ -191,8 +191,7 @@ def _forward(
     h_ptr, s_ptr, z_ptr, value_ptr, row_scale_ptr, h_stride, z_group_stride, z_stride, rank, width, epsilon,
     COUNT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < rank
     inverse_rms = 1.0
     if NORM:
@@ -212,19 +211,16 @@ def _backward(
     h_ptr, s_ptr, dz_ptr, dh_ptr, ds_ptr, h_stride, dz_group_stride, dz_stride, dh_stride, rank, width, epsilon,
     COUNT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < rank
-    inverse_rms = 1.0
-    mean_square = 1.0
+    mean_square, inverse_rms = 1.0, 1.0
     if NORM:
         mean_square = tl.load(s_ptr + row).to(tl.float32) / width + epsilon
         inverse_rms = tl.rsqrt(mean_square)
     products = tl.zeros([BLOCK], dtype=tl.float32)
     for index in tl.static_range(COUNT):
         group = tl.cast(index, tl.int64)
-        y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
-        y *= inverse_rms
+        y = inverse_rms * tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dz_ptr + group * dz_group_stride + row * dz_stride + column, mask=inside, other=0.0).to(tl.float32)
         dy = activation_gradient(dy, y, ACTIVATION)
         products += dy * y

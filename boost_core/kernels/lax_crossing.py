@@ -125,8 +125,7 @@ def _forward(
     h_stride, crossed_group_stride, crossed_stride, z_group_stride, z_stride, rank, width, epsilon, norm_epsilon,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1).to(tl.int64)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < rank
     u = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
@@ -163,18 +162,15 @@ def _backward(
     dcrossed_group_stride, dcrossed_stride, tokens, rank, width, epsilon, norm_epsilon,
     NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(1).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    group, column = tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < rank
     scale = tl.load(scale_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(shift_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
-    dscale = tl.zeros([BLOCK], dtype=tl.float32)
-    dshift = tl.zeros([BLOCK], dtype=tl.float32)
+    dscale, dshift = tl.zeros([BLOCK], dtype=tl.float32), tl.zeros([BLOCK], dtype=tl.float32)
     for token in range(tl.program_id(0), tokens, tl.num_programs(0)):
         row = tl.cast(token, tl.int64)
         u = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
-        mean_square = 1.0
-        inverse_rms = 1.0
+        mean_square, inverse_rms = 1.0, 1.0
         if NORM:
             mean_square = tl.load(s_ptr + row).to(tl.float32) / width + epsilon
             inverse_rms = tl.rsqrt(mean_square)
@@ -190,8 +186,7 @@ def _backward(
         dshift += dy
         dn = dy * scale
         total, along_n = tl.reduce((dn, dn * n), 0, _add_pairs)
-        du = inverse_std * (dn - total / rank - n * (along_n / rank))
-        du = tl.where(inside, du, 0.0)
+        du = tl.where(inside, inverse_std * (dn - total / rank - n * (along_n / rank)), 0.0)
         dcrossed = dcrossed_ptr + group * dcrossed_group_stride + row * dcrossed_stride + column
         tl.store(dcrossed, du.to(dcrossed_ptr.dtype.element_ty), mask=inside)
         dh = dh_ptr + row * dh_stride + group * rank + column

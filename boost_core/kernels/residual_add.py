@@ -96,19 +96,17 @@ class _ResidualAdd(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        (x_Td,) = ctx.saved_tensors
-        stream_Td, input_Td = (None if each is None else rows(each) for each in gradients[:2])
-        squares_T = None if gradients[2] is None else gradients[2].contiguous()
+        (x_Td,), (stream_Td, input_Td, squares_T) = ctx.saved_tensors, gradients
         tokens, columns = x_Td.shape
         dx_Td = torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
         block = block_of(columns)
         # A pointer for a missing gradient is not read.
-        stream, inputs = (dx_Td if each is None else each for each in (stream_Td, input_Td))
+        stream = dx_Td if stream_Td is None else rows(stream_Td)
+        inputs = dx_Td if input_Td is None else rows(input_Td)
         _backward[(tokens,)](
-            x_Td, stream, inputs, dx_Td if squares_T is None else squares_T, dx_Td,
-            x_Td.stride(0), stream.stride(0), inputs.stride(0), dx_Td.stride(0), columns,
-            STREAM=stream_Td is not None, INPUT=input_Td is not None, SQUARES=squares_T is not None,
-            BLOCK=block, num_warps=warps_of(block),
+            x_Td, stream, inputs, dx_Td if squares_T is None else squares_T.contiguous(), dx_Td, x_Td.stride(0),
+            stream.stride(0), inputs.stride(0), dx_Td.stride(0), columns, STREAM=stream_Td is not None,
+            INPUT=input_Td is not None, SQUARES=squares_T is not None, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
         return dx_Td, dx_Td if ctx.added else None, None, None, None
 
@@ -118,8 +116,7 @@ def _forward(
     x_ptr, y_ptr, out_ptr, s_ptr, value_ptr, row_scale_ptr, x_stride, y_stride, out_stride, columns,
     ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < columns
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
@@ -136,8 +133,7 @@ def _backward(
     x_ptr, stream_ptr, input_ptr, ds_ptr, dx_ptr, x_stride, stream_stride, input_stride, dx_stride, columns,
     STREAM: tl.constexpr, INPUT: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < columns
     dx = tl.zeros([BLOCK], dtype=tl.float32)
     if STREAM:

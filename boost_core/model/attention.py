@@ -160,23 +160,16 @@ def one_by_one(
     queries, keys, values = (torch.split(x, lengths) for x in (query_The, key_Tje, value_Tje))
     outs = []
     for length, query_mhe, key_mje, value_mje in zip(lengths, queries, keys, values, strict=True):
-        if window is None or window >= length:
-            outs.append(_scored(query_mhe, key_mje, value_mje, None))
-            continue
-        for first in range(0, length, window):
-            past, end = min(first, window - 1), min(first + window, length)
-            seen = slice(first - past, end)
-            sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
-            sees = sees.tril(past).triu(past + 1 - window)
-            outs.append(_scored(query_mhe[first:end], key_mje[seen], value_mje[seen], sees))
+        step = length if window is None else min(window, length)
+        for first in range(0, length, step):
+            past, end, sees = min(first, step - 1), min(first + step, length), None
+            if step < length:
+                sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
+                sees = sees.tril(past).triu(past + 1 - step)
+            parts = query_mhe[first:end], key_mje[first - past : end], value_mje[first - past : end]
+            query_1hme, key_1jme, value_1jme = (part.transpose(0, 1).unsqueeze(0) for part in parts)
+            outs.append(dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1))
     return torch.cat(outs)
-
-
-def _scored(
-    query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, sees: torch.Tensor | None
-) -> torch.Tensor:
-    query_1hme, key_1jme, value_1jme = (x.transpose(0, 1).unsqueeze(0) for x in (query_mhe, key_mje, value_mje))
-    return dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1)
 
 
 @cache
@@ -265,15 +258,12 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
     Returns:
         ``[T, d]``.
     """
-    turned = rotary(parts, *rotation.angles(parts[0].dtype))
-    if rotation.attend is not None:
-        query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
-        return rotation.attend(query, key, value).flatten(1)
-    length = rotation.sequence_length
-    begin_n = rotation.begins_of(parts[0])
-    if begin_n is not None:
-        query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
-        return attention_within(query, key, value, begin_n, length, rotation.window).flatten(1)
+    turned, length = rotary(parts, *rotation.angles(parts[0].dtype)), rotation.sequence_length
+    attend: Callable[..., torch.Tensor] | None = rotation.attend
+    if attend is None and (begin_n := rotation.begins_of(parts[0])) is not None:
+        attend = partial(attention_within, begin_n=begin_n, longest=length, window=rotation.window)
+    if attend is not None:
+        return attend(*(x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)).flatten(1)
     by_head = [x_Td.view(-1, length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2) for x_Td in turned]
     return dense_attention(*by_head).transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -348,7 +338,7 @@ class Rotation:
         self.attention: Attention | None = None
         frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
-        growth = 1.0 if scaling is None else scaling.attention
+        growth = 1.0 if scaling is None else scaling.attention_factor or 1.0
         self._cosine_se, self._sine_se = growth * angle_se.cos(), growth * angle_se.sin()
         self._start_bn: torch.Tensor | None = None
         self._begin_n: torch.Tensor | None = None
@@ -394,10 +384,9 @@ class Rotation:
         """Return a copy for one layer, for its forward pass and its recomputation."""
         if self.attend is None and self.attention is None:
             return self
-        own = copy(self)
-        own.attend = None if self.attend is None else self.attend.for_layer()
-        own.attention = None if self.attention is None else self.attention.for_layer()
-        return own
+        attend = None if self.attend is None else self.attend.for_layer()
+        attention = None if self.attention is None else self.attention.for_layer()
+        return self.attending(attend, attention, self.parts)
 
     def splits(self, token_T: torch.Tensor, count: int) -> list[tuple[torch.Tensor, "Rotation"]]:
         """Split tokens, ``[T]``, in parts, each with its rotation.

@@ -25,50 +25,6 @@ from boost_core.parallel.recompute import Lookahead, recomputed, run_in_turns, w
 from boost_core.parallel.vocabulary import likeliest_tokens, token_losses
 
 
-class TokenEmbedding(WeightedModule):
-    """Maps token ids to the residual stream."""
-
-    def __init__(self, model: ModelConfig, strategy: Strategy) -> None:
-        super().__init__(architecture.embedding_weights(model))
-        self.strategy = strategy
-
-    def forward(self, token_T: torch.Tensor) -> Residual:
-        """Map ``[T]`` ids to a stream of ``[T, d]``."""
-        return self.strategy.embed(token_T, self.declared("weight"))
-
-
-class HeadAndLoss(WeightedModule):
-    """RMSNorm, the head, and the cross entropy of each token.
-
-    Args:
-        model: The model's shape.
-        strategy: Where the hidden vectors are made whole.
-        embedding: The embedding, whose weight a tied head uses; ``None`` on ranks that do not have it.
-        z_loss: The weight of the z-loss.
-    """
-
-    def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None, z_loss: float) -> None:
-        super().__init__(architecture.head_weights(model))
-        self.hidden_size, self.norm_epsilon, self.strategy = model.hidden_size, model.norm_epsilon, strategy
-        self.z_loss = z_loss
-        # In a tuple, so that the embedding is not registered as a submodule of the head, too.
-        self._tied_to = (embedding if model.tie_embeddings else None,)
-
-    def forward(self, residual: Residual, target_T: torch.Tensor, predicts: bool) -> torch.Tensor:
-        """Return the loss of each token in nats, ``[T]``; or, if it ``predicts``, the most likely next token."""
-        norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
-        hidden_Td = self.strategy.final_norm(residual, norm)
-        (tied_to,) = self._tied_to
-        if tied_to is None:
-            head_dV: torch.Tensor = self.declared("weight")
-        else:
-            head_dV = self.strategy.tied_head(tied_to.declared("weight"))
-        if predicts:
-            return likeliest_tokens(self.strategy.communicator, hidden_Td, head_dV)
-        sinks = self.strategy.deferred.sinks if tied_to is None else None
-        return token_losses(self.strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss, sinks)
-
-
 class Decoder(nn.Module):
     """Embedding, blocks, head and loss, or the part of them on one pipeline rank.
 
@@ -90,15 +46,16 @@ class Decoder(nn.Module):
         modes: Mapping[int, RecomputeMode], ends: tuple[bool, bool], z_loss: float,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
+        self.strategy, self.splits, self.z_loss = strategy, 2 if parallelism.split_micro_batch else 1, z_loss
+        self.hidden_size, self.norm_epsilon = model.hidden_size, model.norm_epsilon
         self.saves_all = all(TRAITS[mode].again == "nothing" for mode in modes.values())
         with_embedding, with_head = ends
-        self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
+        self.embedding = WeightedModule(architecture.embedding_weights(model)) if with_embedding else None
         self.blocks = nn.ModuleDict()
         for layer, mode in modes.items():
             self.blocks[str(layer)] = Block(model, parallelism, strategy, model.crosses_into(layer), mode)
-        self.head = HeadAndLoss(model, strategy, self.embedding, z_loss) if with_head else None
-        self.predicts = False
+        self.head = WeightedModule(architecture.head_weights(model)) if with_head else None
+        self.ties_embeddings, self.predicts = model.tie_embeddings, False
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
@@ -118,7 +75,7 @@ class Decoder(nn.Module):
         """Return the residual stream that enters the first block."""
         if self.embedding is None:
             raise AssertionError("the embedding is on another rank")
-        return cast(Residual, self.embedding(token_T))
+        return self.strategy.embed(token_T, self.embedding.declared("weight"))
 
     def through(
         self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
@@ -129,10 +86,20 @@ class Decoder(nn.Module):
         return run_in_turns([computation])[0]
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each token from the stream after the last block."""
+        """Return the loss of each token in nats, ``[T]``, from the stream after the last block: norm, head and loss.
+
+        Or, if it ``predicts``, the most likely next token.
+        """
         if self.head is None:
             raise AssertionError("the head is on another rank")
-        return cast(torch.Tensor, self.head(residual, target_T, self.predicts))
+        strategy, tied_to = self.strategy, self.embedding if self.ties_embeddings else None
+        norm = NormWeights(self.head.declared("scale"), self.hidden_size, self.norm_epsilon)
+        hidden_Td = strategy.final_norm(residual, norm)
+        head_dV = self.head.declared("weight") if tied_to is None else strategy.tied_head(tied_to.declared("weight"))
+        if self.predicts:
+            return likeliest_tokens(strategy.communicator, hidden_Td, head_dV)
+        sinks = strategy.deferred.sinks if tied_to is None else None
+        return token_losses(strategy.communicator, hidden_Td, head_dV, target_T, self.z_loss, sinks)
 
     def _recorded_after_halves(self, residual: Residual, rotation: Rotation) -> Residual:
         """The stream after all blocks, where halves of the tokens are computed in turns."""
@@ -229,10 +196,8 @@ class StageModule(nn.Module):
     def shapes(self, tokens: int) -> tuple[list[Shape], list[Shape]]:
         """Shapes of the inputs and of the outputs for ``tokens`` tokens."""
         latents = [(count, tokens, self._rank) for counts in self._carried for count in counts]
-        inputs, outputs = (
-            [self._decoder[0].strategy.part(tokens, self._width), *(latents if crosses else ())]
-            for crosses in (self._takes, self._gives)
-        )
+        stream = self._decoder[0].strategy.part(tokens, self._width)
+        inputs, outputs = ([stream, *(latents if crosses else ())] for crosses in (self._takes, self._gives))
         return [(tokens,)] if self.stage.first else inputs, [(tokens,)] if self.stage.last else outputs
 
 

@@ -15,7 +15,7 @@ from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue
 from boost_core.kernels.launch import Part
 from boost_core.kernels.lax_crossing import lax_crossing
 from boost_core.parallel.baselines import FullRankTensorParallel, VanillaTensorParallel
-from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, Latents, NormWeights, PartialLatents
+from boost_core.parallel.btp import BottleneckTensorParallel, Exchanged, NormWeights, PartialLatents
 
 LowRankStrategy = BottleneckTensorParallel | VanillaTensorParallel
 Strategy = LowRankStrategy | FullRankTensorParallel
@@ -42,12 +42,8 @@ class WeightedModule(nn.Module):
 
 def weight_specs(model: nn.Module) -> dict[str, WeightSpec]:
     """Return every declared weight of a model by its full name."""
-    return {
-        f"{path}.{name}": spec
-        for path, module in model.named_modules()
-        if isinstance(module, WeightedModule)
-        for name, spec in module.weight_specs.items()
-    }
+    weighted = [(path, module) for path, module in model.named_modules() if isinstance(module, WeightedModule)]
+    return {f"{path}.{name}": spec for path, module in weighted for name, spec in module.weight_specs.items()}
 
 
 # LaX's latent crossing: h ← LN_r(h + G(z of the previous block)); z = act(h) (arXiv 2505.21732).
@@ -61,27 +57,18 @@ class LaxCrossing(WeightedModule):
 
     Args:
         weights: The norm's, and the gate's: none, an r × r matrix, or two, a × a and b × b.
-        epsilon: ε of the norm.
     """
 
-    def __init__(self, weights: Mapping[str, WeightSpec], epsilon: float) -> None:
-        super().__init__(weights)
-        self.epsilon = epsilon
-
-    def forward(
-        self, latents: Latents, width: int, epsilon: float, carried_gTr: torch.Tensor, projections: slice,
-        activation: Activation, quantised: PrecomputedRows | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Pass latents, plus those carried over from the previous block, through norm and activation, ``[g, T, r]``.
+    def forward(self, carried_gTr: torch.Tensor, projections: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Pass latents carried over from the previous block through the gate.
 
         Args:
-            latents: As returned by the exchange, still to be scaled by the norm in front of the projection, if any.
-            width: Width of that norm.
-            epsilon: ε of that norm.
             carried_gTr: The latents of the previous block.
             projections: Which of this crossing's projections they belong to.
-            activation: The bottleneck's.
-            quantised: Where the kernel leaves their rows in 8 bits; ``None`` if no product reads them.
+
+        Returns:
+            The result, ``[g, T, r]``, and ``[g, r]`` each, scale and shift of the norm of its sum with this block's
+            latents (``lax_crossing``).
         """
         if "gate_matrix" in self.weight_specs:
             crossed_gTr = carried_gTr @ self.declared("gate_matrix")[projections]
@@ -91,10 +78,7 @@ class LaxCrossing(WeightedModule):
             crossed_gTr = torch.einsum("gax,gTab,gby->gTxy", left, z_gTab, right).flatten(-2)
         else:
             crossed_gTr = carried_gTr
-        scale_gr, shift_gr = self.declared("norm_scale")[projections], self.declared("norm_shift")[projections]
-        return lax_crossing(
-            *latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, quantised
-        )
+        return crossed_gTr, self.declared("norm_scale")[projections], self.declared("norm_shift")[projections]
 
 
 class Bottleneck(WeightedModule):
@@ -116,7 +100,7 @@ class Bottleneck(WeightedModule):
         super().__init__(group_weights(model, group))
         self.group, self.strategy, self.grouped = group, strategy, grouped
         self.activation, self.norm_epsilon = model.bottleneck_activation, model.norm_epsilon
-        self.crossing = LaxCrossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
+        self.crossing = LaxCrossing(crossing_weights(model, group)) if crosses else None
         self.pieces = group.pieces(grouped)
         # For each piece, the weight that holds its B, and where in it if it holds others, too.
         self._ups = [
@@ -138,7 +122,9 @@ class Bottleneck(WeightedModule):
             quantised: Its rows in 8 bits, if the kernel that wrote it has left them.
             part: The part of the tokens that they are, if there are others.
         """
-        down_dgr, norm = self.declared("down"), self.norm()
+        down_dgr, norm = self.declared("down"), None
+        if self.group.norm is not None:
+            norm = NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
         project = self.strategy.partial_latents
         return [project(x_Td, squares_T, down_dgr, norm, quantised, part) for down_dgr in products]
@@ -193,8 +179,9 @@ class Bottleneck(WeightedModule):
             if self.crossing is None or not carried:
                 z.append(latent_epilogue(*latents, len(piece), width, epsilon, self.activation, rows, fused_gTr, part))
             else:
-                crossed, members = carried[index], slice(piece.start, piece.stop)
-                z.append(self.crossing(latents, width, epsilon, crossed, members, self.activation, rows))
+                crossed, scale, shift = self.crossing(carried[index], slice(piece.start, piece.stop))
+                z.append(lax_crossing(*latents, width, epsilon, crossed, scale, shift, epsilon, self.activation, rows))
+                del crossed  # which would be there during the products
         # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         ups = (self.declared(name) if members is None else self.declared(name)[members] for name, members in self._ups)
         of_gradients = [PrecomputedRows() if fp8 else None for _ in self.pieces]
@@ -205,12 +192,6 @@ class Bottleneck(WeightedModule):
         """Return B of one projection, ``[r, f]``: a part of a parameter."""
         index, run = next((index, run) for index, run in enumerate(self.group.runs) if projection in run)
         return self.declared(f"up_{index}")[projection - run.start]
-
-    def norm(self) -> NormWeights | None:
-        """Return the norm in front of the projections, if there is one."""
-        if self.group.norm is None:
-            return None
-        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
 
 
 # Dense projections: y = norm(x) W out of the residual, y = x W back into it.

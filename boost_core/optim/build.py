@@ -28,8 +28,7 @@ def make_optimizer(spec: JobSpec, model: nn.Module, tensor: Communicator, replic
     members: dict[ParamKind, dict[str, nn.Parameter]] = {}
     sharding = chosen_sharding(spec.model, spec.parallelism)
     for name, weight in model.named_parameters():
-        kind = ParamKind.of(specs[name], sharding, config, name == tied)
-        members.setdefault(kind, {})[name] = weight
+        members.setdefault(ParamKind.of(specs[name], sharding, config, name == tied), {})[name] = weight
     kinds = sorted(members, key=lambda kind: kind.order)
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
     staging = Staging(next(model.parameters()).device)
@@ -39,6 +38,5 @@ def make_optimizer(spec: JobSpec, model: nn.Module, tensor: Communicator, replic
         rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
         return Loro(groups, config, config.loro, factor_pairs(model), rank_share, tensor)
     if config.muon is not None:
-        roles = {name: weight.role for name, weight in specs.items()}
-        return Muon(groups, config, config.muon, roles, tensor)
+        return Muon(groups, config, config.muon, {name: weight.role for name, weight in specs.items()}, tensor)
     return MasterWeightAdamW(groups, config)

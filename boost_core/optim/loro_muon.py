@@ -90,18 +90,12 @@ def riemannian_step(
     q_1_nr, k_1 = _orthonormal(q_nr - v_nr @ k_0.T, communicator)
     along_u = communicator.all_reduce_(u_nr.T @ p_nr, "riemannian step")
     q_2_nr, k_2 = _orthonormal(p_nr - u_nr @ along_u, communicator)
-    core = torch.cat(
-        (
-            torch.cat((r_m @ r_n.T - step_size * k_0, -step_size * k_1.T), dim=1),
-            torch.cat((-step_size * k_2, torch.zeros_like(k_0)), dim=1),
-        )
-    )
-    left, singular_values, right = torch.linalg.svd(core)
+    upper = torch.cat((r_m @ r_n.T - step_size * k_0, -step_size * k_1.T), dim=1)
+    lower = torch.cat((-step_size * k_2, torch.zeros_like(k_0)), dim=1)
+    left, singular_values, right = torch.linalg.svd(torch.cat((upper, lower)))
     root = singular_values[:rank].sqrt()
-    return (
-        torch.cat((u_nr, q_2_nr), dim=1) @ (left[:, :rank] * root),
-        torch.cat((v_nr, q_1_nr), dim=1) @ (right[:rank].T * root),
-    )
+    new_m_nr = torch.cat((u_nr, q_2_nr), dim=1) @ (left[:, :rank] * root)
+    return new_m_nr, torch.cat((v_nr, q_1_nr), dim=1) @ (right[:rank].T * root)
 
 
 def _orthonormal(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,11 +171,8 @@ class Loro(MasterWeightAdamW):
                 directions[name] = first / (second.sqrt() + self._config.adam_epsilon)
         if since == self._loro.exact_every_steps:
             for pair in self._pairs:
-                with (
-                    factors.on_device(pair.down, "master") as (all_down,),
-                    factors.on_device(pair.up, "master") as (all_up,),
-                ):
-                    down, up = all_down[:, pair.projection], all_up[pair.member].T
+                with factors.on_device(pair.down, "master") as (downs,), factors.on_device(pair.up, "master") as (ups,):
+                    down, up = downs[:, pair.projection], ups[pair.member].T
                     of_up, of_down = directions[pair.up][pair.member].T, directions[pair.down][:, pair.projection]
                     moved = riemannian_step(up, down, of_up, of_down, step_size, self._tensor_parallel)
                     up.copy_(moved[0])
@@ -235,9 +226,8 @@ class Muon(MasterWeightAdamW):
         for name, gradient in self._factors.summed_gradients().items():
             with self._factors.on_device(name, "master", "first_moment") as (master, moment):
                 down = self._roles[name] is Role.DOWN_PROJECTION  # the long axis first, and here last
-                master_grn, moment_grn, gradient_grn = (
-                    each.permute(1, 2, 0) if down else each for each in (master, moment, gradient * clip)
-                )
+                each_grn = (x.permute(1, 2, 0) if down else x for x in (master, moment, gradient * clip))
+                master_grn, moment_grn, gradient_grn = each_grn
                 moment_grn.lerp_(gradient_grn, 1 - self._momentum)
                 direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
                 rank, shard = direction_grn.shape[1:]

@@ -145,7 +145,7 @@ class Staging:
         device: The device.
 
     Attributes:
-        elements: The size of each.
+        elements: The size of each, to be set before the first chunk is loaded.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -154,12 +154,6 @@ class Staging:
         on_gpu = device.type == "cuda"
         self._incoming = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._outgoing = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-
-    def reserve(self, elements: int) -> None:
-        """Make each buffer at least this large; before the first chunk is loaded."""
-        if self._slots:
-            raise AssertionError("the buffers are there already")
-        self.elements = max(self.elements, elements)
 
     def load(self, origins: Sequence[Sequence[torch.Tensor]]) -> Staged:
         """Start copying parts of the state into the next buffer; what was in it must have been stored.
@@ -245,7 +239,7 @@ class ParamGroup:
         zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
         offload: The share of this replica's masters and moments to keep in the host's memory; masters that the
             model computes with stay on the device.
-        staging: Where those are updated; needed for a share above 0.
+        staging: Where those are updated; by default the group's own.
 
     Attributes:
         kind: As given.
@@ -276,12 +270,10 @@ class ParamGroup:
         size = max(1, BUCKET_ELEMENTS // unit) * unit if replicas.size > 1 else length
         self.buckets = [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
         # This replica's part of each bucket: where it lies in the whole group, and here, packed without the gaps.
-        self._own, self._places, rank, end = [], [], replicas.rank if self.sharded else 0, 0
-        for bucket in self.buckets:
-            share = (bucket.stop - bucket.start) // parts
-            self._own.append(slice(bucket.start + rank * share, bucket.start + (rank + 1) * share))
-            self._places.append(slice(end, end + share))
-            end += share
+        shares = [(bucket.start, (bucket.stop - bucket.start) // parts) for bucket in self.buckets]
+        rank, end = replicas.rank if self.sharded else 0, length // parts
+        self._own = [slice(begin + rank * share, begin + (rank + 1) * share) for begin, share in shares]
+        self._places = [slice(begin // parts, begin // parts + share) for begin, share in shares]
 
         device = next(iter(weights.values())).device
         precise = torch.promote_types(compute_type, torch.float32)
@@ -299,7 +291,7 @@ class ParamGroup:
         self._norms, self.with_norm = full.new_zeros(-(-end // BLOCK**2) * BLOCK), 0
 
         offloaded = offloaded_elements(end, offload)
-        self._resident, self._staging = end - offloaded, staging
+        self._resident, self._staging = end - offloaded, staging or Staging(device)
         computed_with = compute_type == precise and not self.sharded  # the masters themselves
         separate = self.sharded or (offloaded > 0 and not computed_with)
         self.master = self._fill(full.new_empty(self._resident), full) if separate else full
@@ -313,12 +305,11 @@ class ParamGroup:
         if offloaded:
             moments = ("first_moment", "second_moment")[: kind.moments]
             names = moments if computed_with else ("master", *moments)
-            tensors = host_zeros(len(names), offloaded, precise, device)
-            self.tier = dict(zip(names, tensors, strict=True))
+            self.tier = dict(zip(names, host_zeros(len(names), offloaded, precise, device), strict=True))
             if not computed_with:
                 self._fill(self.tier["master"], full, self._resident)
             largest = max(last - first for first, last in self._layout.ranges.values())
-            self._buffers.reserve(staged_elements(kind, offloaded, len(names), largest))
+            self._staging.elements = max(self._staging.elements, staged_elements(kind, offloaded, len(names), largest))
 
     def _own_parts(self, begin: int, end: int) -> Iterator[tuple[slice, slice]]:
         """Yield what this replica keeps between two positions: its position in the whole group, and here."""
@@ -332,12 +323,6 @@ class ParamGroup:
         for here, place in self._own_parts(begin, begin + len(own)):
             own[place.start - begin : place.stop - begin].copy_(full[here])
         return own
-
-    @property
-    def _buffers(self) -> Staging:
-        if self._staging is None:
-            raise AssertionError("what the host has of the state needs buffers on the device")
-        return self._staging
 
     def parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Yield this replica's state part by part, flat and on the device; update each before requesting the next.
@@ -358,20 +343,18 @@ class ParamGroup:
             name: The weight's name.
             quantities: As in ``StateSlice``; two at most.
         """
-        if self.sharded:
-            raise AssertionError("each replica keeps a part of it")
         place = slice(*self._layout.ranges[name])
         staged = self._load(place, quantities)
         yield [each.view(self._layout.shapes[name]) for each in self._arrived(staged, place, quantities)]
         if staged is not None:
-            self._buffers.store(staged)
+            self._staging.store(staged)
 
     def clear_moments(self) -> None:
         """Set all moments to zero."""
         for moment in (self.first_moment, self.second_moment):
             moment.zero_()
         if self.tier:
-            self._buffers.wait()
+            self._staging.wait()
             for name in self.tier.keys() - {"master"}:
                 self.tier[name].zero_()
 
@@ -389,7 +372,7 @@ class ParamGroup:
         chunk = STAGED_CHUNK
         if self.tier:  # a custom update's buffers are as large as its weights, which may be smaller
             away = len(self.tier.keys() & set(quantities))
-            chunk = min(chunk, self._buffers.elements // max(away, 1) // BLOCK * BLOCK)
+            chunk = min(chunk, self._staging.elements // max(away, 1) // BLOCK * BLOCK)
         for here, place in self._own_parts(self._resident, len(self.own_gradient)):
             for at in range(0, place.stop - place.start, chunk):
                 size = min(chunk, place.stop - place.start - at)
@@ -401,15 +384,15 @@ class ParamGroup:
             staged, upcoming = upcoming, None if following is None else self._load(following[1], quantities)
             yield here, place, self._arrived(staged, place, quantities)
             if store and staged is not None:
-                self._buffers.store(staged)
+                self._staging.store(staged)
 
     def _load(self, place: slice, quantities: Sequence[str]) -> Staged | None:
         """Start copying to the device what is not there."""
         origins = [self._where(name, place) for name in quantities if self._is_away(name, place)]
-        return self._buffers.load(origins) if origins else None
+        return self._staging.load(origins) if origins else None
 
     def _arrived(self, staged: Staged | None, place: slice, quantities: Sequence[str]) -> list[torch.Tensor]:
-        copies = iter(() if staged is None else self._buffers.use(staged))
+        copies = iter(() if staged is None else self._staging.use(staged))
         return [next(copies) if self._is_away(name, place) else self._where(name, place)[0] for name in quantities]
 
     def _is_away(self, quantity: str, place: slice) -> bool:
@@ -433,9 +416,8 @@ class ParamGroup:
 
     def buckets_of(self, name: str) -> range:
         """Return the buckets that contain a weight."""
-        first, last = self._layout.ranges[name]
-        touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
-        return range(touched[0], touched[-1] + 1)
+        (first, last), size = self._layout.ranges[name], self.buckets[0].stop
+        return range(first // size, -(-last // size))
 
     def add_gradient(
         self, name: str, gradient: torch.Tensor, part: WeightPart | None = None, first: bool = False
@@ -472,8 +454,6 @@ class ParamGroup:
 
     def summed_gradients(self) -> dict[str, torch.Tensor]:
         """Sums of gradients by name; requires that this replica keeps all of them."""
-        if self.sharded:
-            raise AssertionError("each replica keeps a part of them")
         return self._layout.views(self.own_gradient)
 
     def start_reduction(self, bucket: int) -> Callable[[], None]:
@@ -558,7 +538,7 @@ class ParamGroup:
     def pieces(self) -> Iterator[StateSlice]:
         """Yield this rank's state; the host's part is up to date, and stays so until an update."""
         if self.tier:
-            self._buffers.wait()
+            self._staging.wait()
         quantities = ("master", "first_moment", "second_moment")[: 1 + self.kind.moments]
         on_host = self._own_parts(self._resident, len(self.own_gradient))
         for here, place in (*self._own_parts(0, self._resident), *on_host):
@@ -589,11 +569,9 @@ def adds_products(device: torch.device, dtype: torch.dtype) -> bool:
             add_product_(memory[..., :8], x.to(dtype), dy.to(dtype))
             expected = torch.ones_like(memory)
             expected[..., :8] += (x.cpu().mT @ dy.cpu()).to(expected)
-            if not torch.equal(memory, expected):
-                return False
             begun = torch.full_like(memory, nan)
             add_product_(begun[..., :8], x.to(dtype), dy.to(dtype), first=True)
-            if not torch.equal(begun[..., :8], expected[..., :8] - 1):
+            if not (torch.equal(memory, expected) and torch.equal(begun[..., :8], expected[..., :8] - 1)):
                 return False
     except (RuntimeError, TypeError):  # torch lacks it for this device, or altogether
         return False
@@ -662,8 +640,7 @@ class Gradients:
         whole = replicas.size == 1 and not largest.kind.partial and not largest.kind.tied
         self._squares_of = largest if whole else None
         for name, weight in weights.items():
-            whole = name in self._group_of[name].sums and not by_micro_batch
-            if whole and adds_products(weight.device, weight.dtype):
+            if not by_micro_batch and name in self._group_of[name].sums and adds_products(weight.device, weight.dtype):
                 sinks.products[id(weight)] = partial(self._add_product, name)
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
             sinks.gradients[id(weight)] = partial(self._add, name)
@@ -750,8 +727,8 @@ class Gradients:
         if sums is None or scale_sums is None or weight is None or scale_d is None:
             raise AssertionError("its buckets are lent, or it is gone")
         sum_dc = sums.view(len(scale_d), -1)
-        first = not self._arrivals[scale]
-        unscale_(sum_dc, weight.detach().view(sum_dc.shape), scale_d.detach(), scale_sums, first)
+        is_first, weight_dc = not self._arrivals[scale], weight.detach().view(sum_dc.shape)
+        unscale_(sum_dc, weight_dc, scale_d.detach(), scale_sums, is_first)
         self._has_come(scale)
 
     def _settle(self) -> None:

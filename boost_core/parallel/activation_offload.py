@@ -46,19 +46,9 @@ class _LockedPages(mmap.mmap):
 
 
 def page_locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """As ``locked_like``, but if the driver does not lock that much at once, torch locks it piece by piece."""
-    try:
-        return locked_like(tensors)
-    except RuntimeError as error:
-        logger.warning("%s; torch locks it piece by piece", error)
-    return [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
-
-
-def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """An uninitialised tensor on the host for each, each with its own storage, in memory locked at once.
 
-    Raises:
-        RuntimeError: The driver does not lock it, for example because the host lacks memory.
+    If the driver does not lock that much at once, torch locks it piece by piece.
     """
     places = [0, *accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)]
     size = -(-places[-1] // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -68,12 +58,13 @@ def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if status != 0:
         with contextlib.suppress(Exception):  # the driver's error is said by the next launch, which clears it
             torch.ones(1, device="cuda")
-        raise RuntimeError(f"CUDA does not lock {size:,} bytes of the host's memory (error {status})")
+        refusal = f"CUDA does not lock {size:,} bytes of the host's memory (error {status})"
+        logger.warning("%s; torch locks it piece by piece", refusal)
+        del pages  # the pieces may need their memory
+        return [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
     pages.address, pages.device = address, torch.cuda.current_device()
-    return [
-        torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=place).view(tensor.shape)
-        for tensor, place in zip(tensors, places, strict=False)
-    ]
+    placed = zip(tensors, places, strict=False)
+    return [torch.frombuffer(pages, dtype=x.dtype, count=x.numel(), offset=at).view(x.shape) for x, at in placed]
 
 
 _ON_THE_WAY = 4  # segments in flight at a time: those of one block
@@ -162,20 +153,18 @@ class HostCopy:
             self._wait_for(self._left)
         self.leaving = None
 
-    def fetch(self) -> None:
-        """Start to copy it back, unless it is there or under way."""
+    def fetch(self) -> torch.Tensor:
+        """Start to copy it back, unless it is there or under way, and return where it arrives."""
         if self._come is None and self.leaving is not None:
             self._come = self.leaving
         elif self._come is None:
             self._come = torch.empty(self._saved.shape, dtype=self._saved.dtype, device=self._device)
             self._ready = self._buffer.read = self._copied(_BACK, self._come, self._saved, self._left)
+        return self._come
 
     def take(self) -> torch.Tensor:
         """The tensor, for work queued from now on; the last keeper to take it frees the buffer."""
-        self.fetch()
-        come = self._come
-        if come is None:
-            raise AssertionError("it was fetched, and is not there")
+        come = self.fetch()
         self._wait_for(self._ready)
         self.keepers -= 1
         if self.keepers == 0:
@@ -226,12 +215,11 @@ class HostCopy:
 def shared_copy(copies: list[HostCopy], tensor: torch.Tensor, host: HostMemory) -> HostCopy:
     """A tensor's copy, for one more keeper; one of ``copies`` as long as the device still has the tensor."""
     copies[:] = [copy for copy in copies if copy.leaving is not None]
+    # The same memory in the same shape and type, not written to since.
+    same = tensor.data_ptr(), tensor.shape, tensor.dtype, tensor._version
     for copy in copies:
         own = copy.leaving
-        # The same memory in the same shape and type, not written to since.
-        if own is None or own.data_ptr() != tensor.data_ptr() or copy.version != tensor._version:
-            continue
-        if own.shape == tensor.shape and own.dtype == tensor.dtype:
+        if own is not None and (own.data_ptr(), own.shape, own.dtype, copy.version) == same:
             break
     else:
         copy = host.put(tensor)

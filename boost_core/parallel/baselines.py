@@ -115,10 +115,8 @@ class FullRankTensorParallel(WholeResidual):
             products = [normed_td @ weight_dc for weight_dc in weights_dc]
         else:
             products = _GatheredProducts.apply(normed_td, self.communicator, *weights_dc)  # type: ignore[no-untyped-call]
-        return [
-            y_Tc.view(len(y_Tc), weight_dgf.shape[1], -1).transpose(0, 1)
-            for y_Tc, weight_dgf in zip(products, weights_dgf, strict=True)
-        ]
+        of_weights = zip(products, weights_dgf, strict=True)
+        return [y_Tc.view(len(y_Tc), weight_dgf.shape[1], -1).transpose(0, 1) for y_Tc, weight_dgf in of_weights]
 
     def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
         """``x W``, back into the residual, ``[t, d]``: its partial sums are reduced and scattered."""

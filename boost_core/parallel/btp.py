@@ -304,8 +304,7 @@ class _Multiply(torch.autograd.Function):
                 if part is not None and scale_d is not None:
                     part.halves.factors.append(scaled)
             return multiply(x, scaled, out=product)
-        rows = quantise_rows(x) if rows is None else rows
-        return fp8_product(rows, quantise_columns(weight, scale_d), product, fast_accumulation=True)
+        return fp8_product(rows or quantise_rows(x), quantise_columns(weight, scale_d), product, fast_accumulation=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -319,8 +318,8 @@ class _Multiply(torch.autograd.Function):
             scaled, factor.scaled_ahead = factor.scaled_ahead, None
             return dy @ (_scaled(weight, scale_d) if scaled is None else scaled).mT, None, None
         rows = None if factor.of_gradient is None else factor.of_gradient.take()
-        rows = quantise_rows(dy) if rows is None else rows
-        return fp8_product(rows, quantise_rows(weight, scale_d), x.new_empty(x.shape)), None, None
+        dx = fp8_product(rows or quantise_rows(dy), quantise_rows(weight, scale_d), x.new_empty(x.shape))
+        return dx, None, None
 
 
 def with_room_beside(product_Tr: torch.Tensor, part: Part | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -70,7 +70,8 @@ class Pending(Protocol):
         """Return when its result may be used: on CUDA, by work queued afterwards on the current stream."""
 
 
-Launched = dist.Work | Pending  # what launching a collective returns
+Launched = dist.Work | Pending
+Launch = Callable[[], Launched]  # launches a collective
 
 
 @dataclass(eq=False)
@@ -93,7 +94,7 @@ class CommunicationLedger:
     unread: list["_Times"] = field(default_factory=list)
     _totals: dict[Entry, Totals] = field(default_factory=dict)
 
-    def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Launched]) -> Pending:
+    def start(self, entry: Entry, payload: torch.Tensor, launch: Launch) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
         totals = self.count(entry, payload)
         if not payload.is_cuda:
@@ -158,7 +159,7 @@ class CommunicationLedger:
 
 
 class _OnCpu:
-    def __init__(self, launch: Callable[[], Launched], totals: Totals, ledger: CommunicationLedger) -> None:
+    def __init__(self, launch: Launch, totals: Totals, ledger: CommunicationLedger) -> None:
         self._totals, self._ledger, self._started = totals, ledger, time.perf_counter()
         self._work = launch()
 
@@ -191,9 +192,7 @@ class Recording(NamedTuple):
 
 
 class _OnCuda:
-    def __init__(
-        self, launch: Callable[[], Launched], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
-    ) -> None:
+    def __init__(self, launch: Launch, payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger) -> None:
         self._entry, self._ledger = entry, ledger
         self._started = timed_event() if ledger.timed else None
         # NCCL reads the payload until the work is waited for, and its work object holds the output. Only the first wait
@@ -451,8 +450,7 @@ class StepClock:
                     span = max(now - began, sys.float_info.min)
                     self._shares = [(part, (at - began) / span) for part, at in marks[known:]]
                 else:
-                    marks = [(part, began + share * (now - began)) for part, share in self._shares]
-                    known = 0
+                    marks, known = [(part, began + share * (now - began)) for part, share in self._shares], 0
             self._marks += marks[known:]
             self._events, self._host_is_ahead = [], False
         return values

@@ -44,9 +44,8 @@ class Pipeline:
     ) -> None:  # fmt: skip
         self._parts, self._ranks, self._dtype, self._device = parts, ranks, dtype, device
         self._numbers = torch.arange(micro_batches)  # on the host, which reads them
-        stages = [
-            _CountedStage(part, count, tokens, group, ledger, clock, weight_gradients, dtype, device) for part in parts
-        ]
+        of_all = count, tokens, group, ledger, clock, weight_gradients, dtype, device
+        stages = [_CountedStage(part, *of_all) for part in parts]
         self._schedule: Any = get_schedule_class(_SCHEDULES[schedule])(
             stages[0] if schedule == "1f1b" else stages, micro_batches,
             loss_fn=lambda losses_T, weight_T: (losses_T * weight_T).sum(), scale_grads=False,
@@ -127,14 +126,13 @@ class _CountedStage(PipelineStage):
         inputs, outputs = part.shapes(tokens)
         taken = torch.int64 if part.stage.first else dtype
         returned = torch.promote_types(dtype, torch.float32) if part.stage.last else dtype
-        examples = [
+        like_inputs, like_outputs = (
             tuple(torch.empty(size, dtype=of, device=device, requires_grad=of.is_floating_point) for size in shapes)
             for shapes, of in ((inputs, taken), (outputs, returned))
-        ]
+        )
         super().__init__(
-            part, part.stage.index, count, device, input_args=examples[0], output_args=examples[1],
-            group=group, dw_builder=weight_gradients,
-        )  # fmt: skip
+            part, part.stage.index, count, device, like_inputs, like_outputs, group=group, dw_builder=weight_gradients
+        )
         self._ledger, self._clock = ledger, clock
         self._inputs, self._outputs = (
             [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes] for shapes in (inputs, outputs)

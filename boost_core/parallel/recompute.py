@@ -153,9 +153,8 @@ class Segments:
             saved.save(exchanged, carried if self._crosses else None)
             give = saved.save_others(*others)
             return recomputed(lambda: work(*saved.give(), *give()))
-        if self._recomputes:
-            return recomputed(work, exchanged, carried, *others)
-        return work(exchanged, carried, *others)
+        inputs = exchanged, carried, *others
+        return recomputed(work, *inputs) if self._recomputes else work(*inputs)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from boost_core.architecture import SplitAxes, WeightSpec
-from boost_core.model.low_rank import WeightedModule, weight_specs
+from boost_core.model.low_rank import WeightedModule
 
 # Normal values determined by each element's place in a tensor: any part can be drawn by itself, on any device.
 #
@@ -147,11 +147,6 @@ def shard_shape(spec: WeightSpec, axes: SplitAxes, size: int) -> list[int]:
     if axis is not None:
         shape[axis] //= size
     return shape
-
-
-def split_axes(model: nn.Module, axes: SplitAxes) -> dict[str, int | None]:
-    """The axis that each weight of a model is split along, by the weight's full name."""
-    return {name: axes[spec.role] for name, spec in weight_specs(model).items()}
 
 
 def initialize_(box: torch.Tensor, offsets: Sequence[int], name: str, spec: WeightSpec, seed: int) -> None:

@@ -32,10 +32,8 @@ class _HeadLoss(torch.autograd.Function):
         chunk: int, z_loss: float, add_product: Callable[[torch.Tensor, torch.Tensor], None] | None,
     ) -> torch.Tensor:  # fmt: skip
         local_T = target_T - communicator.rank * head_dV.shape[1]
-        statistics = [
-            row_statistics(x_cd @ head_dV, local_c)
-            for x_cd, local_c in zip(torch.split(x_Td, chunk), torch.split(local_T, chunk), strict=True)
-        ]
+        pieces = zip(torch.split(x_Td, chunk), torch.split(local_T, chunk), strict=True)
+        statistics = [row_statistics(x_cd @ head_dV, local_c) for x_cd, local_c in pieces]
         local_sum_T, local_logit_T = (torch.cat(parts) for parts in zip(*statistics, strict=True))
         maximum_T = communicator.all_reduce_(local_sum_T.clone(), "loss maximum", dist.ReduceOp.MAX)
         sums_2T = torch.stack([(local_sum_T - maximum_T).exp(), local_logit_T])
@@ -53,12 +51,10 @@ class _HeadLoss(torch.autograd.Function):
         dlog_sum_T = dloss_T * (1 + 2 * ctx.z_loss * log_sum_T)
         dx_Td, dhead_dV = torch.empty_like(x_Td), None
         for begin in range(0, len(x_Td), ctx.chunk):
-            here = slice(begin, begin + ctx.chunk)
-            x_cd = x_Td[here]
-            dlogits_cV = logits_gradient(
-                x_cd @ head_dV, local_T[here], log_sum_T[here], dloss_T[here], dlog_sum_T[here]
-            )
-            torch.mm(dlogits_cV, head_dV.T, out=dx_Td[here])
+            at = slice(begin, begin + ctx.chunk)
+            x_cd = x_Td[at]
+            dlogits_cV = logits_gradient(x_cd @ head_dV, local_T[at], log_sum_T[at], dloss_T[at], dlog_sum_T[at])
+            torch.mm(dlogits_cV, head_dV.T, out=dx_Td[at])
             if ctx.add_product is not None:
                 ctx.add_product(x_cd, dlogits_cV)
             elif dhead_dV is None:

@@ -11,11 +11,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from hashlib import sha256
 from itertools import accumulate
 from math import exp, inf
 from operator import add, mul
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import Field
 
@@ -52,8 +53,7 @@ Factor = Annotated[float, Field(ge=1 / MOST, le=MOST)]
 Spread = Annotated[float, Field(ge=0, le=10)]
 
 
-@dataclass(frozen=True)
-class Factors:
+class Factors(NamedTuple):
     """Factors by which predicted seconds are multiplied.
 
     Attributes:
@@ -65,8 +65,7 @@ class Factors:
     communication: float = 1.0
 
 
-@dataclass(frozen=True)
-class PredictedCommunication:
+class PredictedCommunication(NamedTuple):
     """Exposed collectives in a step's prediction without a correction.
 
     Attributes:
@@ -79,8 +78,7 @@ class PredictedCommunication:
     share: float
 
 
-@dataclass(frozen=True)
-class Ratios:
+class Ratios(NamedTuple):
     """Measured seconds of a job's steps over those predicted without a correction.
 
     Attributes:
@@ -114,8 +112,7 @@ def plausible(ratio: float) -> bool:
     return 1 / MOST <= ratio <= MOST
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """One job that has run in one shape.
 
     Attributes:
@@ -217,14 +214,12 @@ class Fitted(StepCorrection):
     def of(self, job: JobSpec) -> StepCorrection:
         """Return the correction of a job in its layout: its shape's, or else its kind's with ``jobs`` = 0."""
         shape = shape_of(job) if self.shapes else None
-        same = (each for each in self.shapes if each.shape == shape)
-        return next(same, self.model_copy(update={"jobs": 0}))
+        return next((each for each in self.shapes if each.shape == shape), self.model_copy(update={"jobs": 0}))
 
     @property
     def least(self) -> Factors:
         """The smallest of each of the factors of any shape."""
-        every = [self.factors, *(each.factors for each in self.shapes)]
-        return Factors(min(each.rest for each in every), min(each.communication for each in every))
+        return Factors(*map(min, zip(self.factors, *(each.factors for each in self.shapes), strict=True)))
 
 
 def shape_of(job: JobSpec) -> str:
@@ -341,11 +336,7 @@ class Cluster:
         """
         inside = list(accumulate(row, mul, initial=1))
         following = (place + 1) % inside[-1]
-        apart = [
-            index for index, ranks in enumerate(row)
-            if ranks > 1 and place // inside[index] % ranks != following // inside[index] % ranks
-        ]  # fmt: skip
-        return max(apart, default=0)
+        return max((index for index, size in enumerate(inside) if place // size != following // size), default=0)
 
 
 # Speed of a kind of device: rates that convert work into seconds.
@@ -474,16 +465,15 @@ class Profile:
             precise_flops=device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
 
-    def attending(self, kernel: str, length: int, head_size: int) -> "Profile":
-        """Return this profile with attention at the rate of a kernel, as far as that is known.
+    def attending(self, job: JobSpec) -> "Profile":
+        """Return this profile with attention at the rate of the kernel that computes a job's, as far as that is known.
 
-        Args:
-            kernel: ``cudnn`` or ``flash``; see ``attention_kernel``.
-            length: Tokens of a sequence.
-            head_size: Width of a head.
+        From Hopper on cuDNN's, where ``train.state.attention_backend`` prefers it on the GPU itself.
         """
-        rates = [rate for least, rate in self.cudnn if least <= length]
-        if kernel != "cudnn" or head_size != hardware.CUDNN_HEAD or not rates:
+        model, training = job.model, job.training
+        rates = [rate for least, rate in self.cudnn if least <= training.sequence_length]
+        dense = job.parallelism.context_parallel_size == 1 and training.attention is None and attends_in_one(job)
+        if not rates or model.head_size != hardware.CUDNN_HEAD or not (dense and flash_takes(model, training)):
             return self
         return replace(self, attention_flops=rates[-1])
 
@@ -515,8 +505,7 @@ class Profile:
             work_seconds: The work alone.
             long: Whether it is of gradients between replicas, or of keys between context parallel ranks.
         """
-        overlap = self.long_overlap if long else self.overlap
-        return exchange_seconds - overlap * min(exchange_seconds, work_seconds)
+        return exchange_seconds - (self.long_overlap if long else self.overlap) * min(exchange_seconds, work_seconds)
 
     def update_seconds(self, weights: float, element_bytes: int) -> float:
         """Return the time of the optimizer's pass over this many weights of a rank, and of what else a step does."""
@@ -599,7 +588,7 @@ class Machine:
         Args:
             job: The job in its layout, as in ``correction``.
             seconds: Predicted step time, with the correction.
-            communication: Seconds of it that are exposed collectives (``StepSeconds.communication``).
+            communication: Seconds of it that are exposed collectives (``StepParts.communication``).
         """
         correction = self.correction(job)
         low, high = range_of(seconds - communication, correction.spread)
@@ -645,17 +634,14 @@ def refuse_unfit_gpu(spec: JobSpec) -> None:
     """
     kind = kind_of_gpu(spec.resources)
     if spec.resources.gpus_per_worker and kind is not None and device_named(kind) is None:
-        raise ValueError(hardware.unknown_device(kind))
+        names = {each.upper(): each for each in hardware.DEVICE_BYTES}
+        nearest = ", ".join(names[each] for each in get_close_matches(kind.upper(), names, n=3, cutoff=0.4))
+        raise ValueError(
+            f"no figures are known of GPUs named {kind!r}{f' (the nearest: {nearest})' if nearest else ''}; name "
+            f"one of {', '.join(hardware.DEVICE_BYTES)}, or describe it as device in the file of --cluster"
+        )
     if problem := lacks_precision(spec):
         raise ValueError(problem)
-
-
-def energy_of(resources: ResourcesConfig, machine: Machine, gpu_hours: float) -> float | None:
-    """Return an upper bound on a job's energy in kWh, by its GPUs' board power; ``None`` if that is unknown."""
-    kind = kind_of_gpu(resources)
-    described = machine.device_bytes is not None  # by people, who say nothing about power
-    device = None if kind is None or described else device_named(kind)
-    return None if device is None or device.watts is None else device.watts * gpu_hours / 1000
 
 
 def kind_of_device(resources: ResourcesConfig) -> str | None:
@@ -706,16 +692,6 @@ def attends_in_one(job: JobSpec) -> bool:
 def attends_on_device(job: JobSpec) -> bool:
     """Whether attention on a GPU needs no document lengths on the host."""
     return attends_in_one(job) or flash_takes(job.model, job.training)
-
-
-def attention_kernel(job: JobSpec) -> str:
-    """Whose kernel computes a job's attention on a GPU from Hopper on: ``cudnn``, or ``flash``.
-
-    As ``train.state.attention_backend`` tells it on the GPU itself.
-    """
-    training, alone = job.training, job.parallelism.context_parallel_size == 1
-    dense = alone and training.attention is None and attends_in_one(job)
-    return "cudnn" if dense and flash_takes(job.model, training) else "flash"
 
 
 # A profile as ``boost bench profile`` writes it, and the machine that a plan derives from it.

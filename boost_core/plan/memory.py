@@ -32,23 +32,19 @@ CPU's matrix products, or the allocator's fragmentation.
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, isqrt, prod
 from operator import ge, mul
+from typing import NamedTuple
+
+from pydantic import Field
 
 from boost_core import architecture
-from boost_core.architecture import ParamKind, Stage, WeightSpec, block_weights, cut, embedding_weights, reads_input
+from boost_core.architecture import ParamKind, Stage, WeightSpec, block_weights, cut, embedding_weights
+from boost_core.config.base import Frozen
 from boost_core.config.job import JobSpec, rank_tokens, tokens_by_part
-from boost_core.config.model import (
-    BLOCK,
-    LAST_QUERIES,
-    RUN_SCORES,
-    SAMPLED_QUERIES,
-    Activation,
-    ModelConfig,
-    SparseAttentionConfig,
-)
+from boost_core.config.model import BLOCK, LAST_QUERIES, RUN_SCORES, SAMPLED_QUERIES, Activation, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ModeRuns, ParallelismConfig, RecomputeMode, chunk_tokens
 from boost_core.config.training import OptimizerConfig
 from boost_core.context.selection import STAGES, attention_layer, head_groups, most_moved, moved_as, sent_between_nodes
@@ -80,12 +76,11 @@ PRECISE = BYTES["fp32"]  # bytes of statistics, sums and masters
 # LaX                 0, 7r or 21r depending on the gate   ``crossing``: the gate's output and intermediate results
 # ==================  ===================================  =========================================================
 #
-# With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with; attention's
-# output (q) and the MLP's product (m) where the next projection reads them other than through latents; context parallel
-# ranks also keep attention's output (q) in any case, and its log-sum-exps (h in fp32). ``shared`` keeps 7r/p in place
-# of 7r; ``full`` keeps w and that sum. LaX's carried latents add 7r, or under ``shared`` 7r/p and only where they
-# cross. With ``offload`` the host holds what ``shared`` keeps, on one rank with p = 1, and the device only attention's
-# output on context parallel ranks. On a CPU the kernels' references run, which keep more.
+# With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with; context
+# parallel ranks also keep attention's output (q), and its log-sum-exps (h in fp32). ``shared`` keeps 7r/p in place of
+# 7r; ``full`` keeps w and that sum. LaX's carried latents add 7r, or under ``shared`` 7r/p and only where they cross.
+# With ``offload`` the host holds what ``shared`` keeps, on one rank with p = 1, and the device only attention's output
+# on context parallel ranks. On a CPU the kernels' references run, which keep more.
 # ``tests/numerics/test_memory_plan.py`` measures both storage by storage. In bf16 on a CPU, with a norm other than the
 # fused one, this overestimates by up to one fp32 residual per block; and by 2r for a recomputed block that receives
 # latents from an svd block into which none cross.
@@ -145,12 +140,7 @@ class Activations:
         self._products = sum(len(group.products(self._grouped)) for group in normed)  # after a norm
         # Pieces of equal width (``model.low_rank``) into which their latents are divided.
         self._normed_pieces = sum(len(group.pieces(self._grouped)) for group in normed)
-        # Widths of inputs, other than the residual, on which groups' outputs depend not through latents alone.
-        self._inputs_read = {
-            group.name: group.wide_in // self._split for group in groups if not group.norm and reads_input(model, group)
-        }
-        # Norms whose statistic only latents are scaled by.
-        self._latent_norms = sum(not reads_input(model, group) for group in normed)
+        self._norms = len(normed)
         # Whether latents are scaled by a norm's statistic after their exchange.
         self._scaled = self.sharding.residual and parallelism.norm != "sync"
         self.carried = 0 if model.lax is None else self._projections * self.latent * element_bytes
@@ -165,9 +155,8 @@ class Activations:
 
         # Queries and keys rotated out of place, where the values next to them keep their inputs alive. Context parallel
         # ranks copy values.
-        self._rotated = 0
-        if self._grouped and parallelism.context_parallel_size == 1:
-            self._rotated = 2 * self.query if self.query == self.key_value else self.key_value
+        rotated = 2 * self.query if self.query == self.key_value else self.key_value
+        self._rotated = rotated if self._grouped and parallelism.context_parallel_size == 1 else 0
         # Torch's norm of whole rows where it has no kernel: an element's copy in fp32, and both of these, the row in
         # fp32 and the normed row before scaling. The residual itself is freed where such norms keep a copy of it.
         self._fp32_copy = PRECISE if element_bytes < PRECISE else 0
@@ -195,10 +184,8 @@ class Activations:
         if traits.again == "all":
             return self.residual * self.element_bytes + self._first_squares + receives * self.carried
         # Context parallel ranks keep attention's output and log-sum-exps, so that no keys are sent again.
-        attended = 0
-        if self.parallelism.context_parallel_size > 1:
-            in_segments = "output" in self._inputs_read and not traits.on_host
-            attended = self._heads * PRECISE + (0 if in_segments else self.query * self.element_bytes)
+        alone = self.parallelism.context_parallel_size == 1
+        attended = 0 if alone else self._heads * PRECISE + self.query * self.element_bytes
         return attended + (0 if traits.on_host else self._segments(crossed, receives, mode))
 
     def on_host(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
@@ -221,7 +208,6 @@ class Activations:
     def _segments(self, crossed: bool, receives: bool, mode: RecomputeMode) -> int:
         """Inputs of the segments of a block that is recomputed between its exchanges."""
         saved = 2 * self.residual * self.element_bytes + self._block_statistics
-        saved += sum(self._inputs_read.values()) * self.element_bytes
         if TRAITS[mode].slices and (self._size > 1 or TRAITS[mode].on_host):
             # This rank's slice of a block's latents, and of those that cross into it.
             latents = sum(architecture.saved_latents(self.model, self.parallelism, crossed)) // self._size
@@ -273,8 +259,7 @@ class Activations:
     def _whole_block(self, crossed: bool) -> int:
         element, width = self.element_bytes, self.residual
         activation = self.model.bottleneck_activation is not Activation.LINEAR
-        widths = 2 * width + 2 * self.query + 2 * self.key_value + 3 * self._mlp
-        saved = widths * element + self._heads * PRECISE
+        saved = (2 * width + 2 * self.query + 2 * self.key_value + 3 * self._mlp) * element + self._heads * PRECISE
 
         # Statistics, and what a norm that is a separate pass keeps.
         if not self.sharding.residual:
@@ -317,8 +302,8 @@ class Activations:
         more = self._mlp * element if self.model.mlp_activation is not Activation.LINEAR else 0
         if self.sharding.residual:
             more += 2 * self.residual * self._fp32_copy
-            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank that nothing else reads
-                more += PRECISE * (self._normed_pieces - (self._latent_norms if self._size == 1 else 0))
+            if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank
+                more += PRECISE * (self._normed_pieces - (self._norms if self._size == 1 else 0))
                 if copies and self._size > 1 and self.parallelism.norm == "fused":  # of statistics, too
                     more -= self._sent_statistics
         else:
@@ -384,8 +369,7 @@ _STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
 _UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.zero`` has in flight at a time
 
 
-@dataclass(frozen=True)
-class GroupBytes:
+class GroupBytes(NamedTuple):
     """One group's.
 
     Attributes:
@@ -571,33 +555,28 @@ _OWN_COPIES = 2  # for recovery: one stays valid until all ranks have the next
 _GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # in ``optim.loro_muon`` at a time; with a common input
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """Peak memory of a rank, in bytes.
+class Memory(Frozen):
+    """Memory in bytes of the rank that needs most."""
 
-    Attributes:
-        weights: Weights in the compute type.
-        gradients: Gradient accumulators, and gradients being sent.
-        optimizer: Masters, moments and rounded copies, and the staging buffers for those kept on the host.
-        activations: Activations kept for the backward pass, and the temporaries of a block's backward pass.
-        logits: Memory of the head and the loss.
-        total: Peak at any moment; not all of the above exists at once.
-        host: Masters, moments and what blocks keep in the host's memory, not in ``total``.
-        copies: Copies of masters and moments in the host's memory, not in ``total``: one for checkpoints; with copies
-            for recovery, the rank's own of two steps and those of another rank.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    logits: int
-    total: int
-    host: int
-    copies: int
+    weights: int = Field(description="Weights in the compute type.")
+    gradients: int = Field(description="Gradient accumulators, fp32.")  # and gradients being sent
+    # With the staging buffers for those kept on the host.
+    optimizer: int = Field(description="Master weights, moments and rounded copies.")
+    activations: int = Field(description="Activations kept for the backward pass, and a block's temporaries.")
+    logits: int = Field(description="Memory of the head and the loss.")
+    total: int = Field(description="Peak at any moment; not all of the above exists at once.")
+    host: int = Field(
+        0,
+        description="Master weights, moments and what blocks keep for their backward pass in the host's memory, not "
+        "included in total.",
+    )
+    # One for checkpoints; with copies for recovery, the rank's own of two steps and those of another rank.
+    copies: int = Field(
+        0, description="Copies of the state in the host's memory, for checkpoints and recovery, not included in total."
+    )
 
 
-def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
+def rank_memory(spec: JobSpec, layout: Layout) -> Memory:
     """Return the memory of the rank that needs most in a layout; for host memory, the most of any rank.
 
     Args:
@@ -605,12 +584,11 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
         layout: One of ``spec.layouts()``.
     """
     job = spec.at(layout)
-    by_stage = isinstance(job.parallelism.recompute, tuple)
-    ranks = pipeline_ranks(job, layout, range(layout.pp) if by_stage else None)
+    ranks = pipeline_ranks(job, layout, range(layout.pp) if isinstance(job.parallelism.recompute, tuple) else None)
     return most_of([rank.memory() for rank in ranks])
 
 
-def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:
+def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> Memory:
     """Return the memory of one pipeline rank.
 
     Args:
@@ -621,10 +599,11 @@ def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory
     return pipeline_ranks(spec.at(layout), layout, [rank])[0].memory()
 
 
-def most_of(ranks: Sequence[RankMemory]) -> RankMemory:
+def most_of(ranks: Sequence[Memory]) -> Memory:
     """Return the memory of the fullest of some ranks; for host memory, the most of any."""
     fullest = max(ranks, key=lambda memory: memory.total)
-    return replace(fullest, host=max(each.host for each in ranks), copies=max(each.copies for each in ranks))
+    most = {"host": max(each.host for each in ranks), "copies": max(each.copies for each in ranks)}
+    return fullest.model_copy(update=most)
 
 
 def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int] | None = None) -> "list[PipelineRank]":
@@ -681,8 +660,7 @@ class PipelineRank:
         self.sizes, self.ends = [len(stage.layers) for stage in stages], stages[-1].last
         self._runs = tuple(parallelism.modes(stage.index, len(stage.layers)) for stage in stages)
         self._element = element = BYTES[training.precision]
-        on_gpu = job.resources.gpus_per_worker > 0
-        self._each = each = activations(model, BlockSplit.of(parallelism), element, on_gpu)
+        self._each = each = activations(model, BlockSplit.of(parallelism), element, job.resources.gpus_per_worker > 0)
         self._tokens = tokens = rank_tokens(job)
 
         # What does not depend on what blocks keep; bytes unless something else is said.
@@ -700,9 +678,8 @@ class PipelineRank:
         self._besides_blocks = list[int]()  # what each stage keeps of a micro-batch besides its blocks
         for stage in stages:
             # Bytes per token that come into a stage and leave it, with the latents of LaX.
-            received, sent = (
-                width + each.carried * model.crosses_into(layer) for layer in (stage.layers.start, stage.layers.stop)
-            )
+            ends = stage.layers.start, stage.layers.stop
+            received, sent = (width + each.carried * model.crosses_into(layer) for layer in ends)
             received, returned = (0 if stage.first else received), (0 if stage.last else sent)
             buffers += tokens * (returned + (received_ahead + sent_before) * (received + returned))
             a_token = each.embedding if stage.first else received - width  # latents of LaX besides the stream
@@ -711,19 +688,19 @@ class PipelineRank:
             self._besides_blocks.append(a_token * tokens + len(stage.layers) * index)
 
         # The batch: context parallel ranks read all of a sequence, each with the token that follows it.
-        sequences = training.micro_batch_size * micro_batches
-        batch = (_BATCH_BYTES * training.sequence_length + _TOKEN_BYTES) * sequences
+        batch = (_BATCH_BYTES * training.sequence_length + _TOKEN_BYTES) * training.micro_batch_size * micro_batches
 
         # Context parallel ranks have separate rotary angles for their tokens, and for the keys and queries that they
         # compute from latents.
         ranks = parallelism.context_parallel_size
         # Whether they may send latents; which of them share a node is only known at run time.
-        self._sends_latents = False
+        self._sends_latents, moved = False, 0  # the latter: tokens of tasks that may move as latents
         if ranks > 1:
             cluster = machine_for(job.resources, training.precision).cluster
             self._sends_latents = sent_between_nodes(job, cluster) == "latents"
+            if most := sum(moved_tokens(job)):
+                moved = most if moved_as(job, cluster) == "latents" else 0
         own = 0 if ranks == 1 else tokens * (ranks if self._sends_latents else 1)
-        moved = sum(moved_tokens(job)) if moved_as_latents(job) else 0
         own += moved
         if parallelism.pipeline_parallel_size > 1 and job.data.documents_apart:
             own *= micro_batches  # each then has a partition of its own, and all are made at once
@@ -747,9 +724,8 @@ class PipelineRank:
         self._logits += (tokens + chunk) * model.hidden_size * element
         self._head = self._head_norm = 0  # the latter in the backward pass through the final norm
         if self.ends:
-            gradients = element + copied
-            if model.tie_embeddings:  # else products are added to the gradient's sum
-                gradients = PRECISE + element + max(copied, element if each.sharding.residual else 0)
+            tied = PRECISE + element + max(copied, element if each.sharding.residual else 0)
+            gradients = tied if model.tie_embeddings else element + copied  # else added to the gradient's sum
             self._head = tokens * each.head() + self._logits + gradients * table
             # Gradients in fp32: of the scaled rows, of the rows, and the summands of their scales' gradients. Torch's
             # kernel has its input and output; composed of torch's operations, each summand is separate.
@@ -790,7 +766,7 @@ class PipelineRank:
         other._runs = tuple(modes)
         return other
 
-    def memory(self) -> RankMemory:
+    def memory(self) -> Memory:
         """Return the rank's peak memory."""
         each, tokens = self._each, self._tokens
         state = self._weights + self._gradients + self._optimizer
@@ -803,8 +779,7 @@ class PipelineRank:
             begins = each.stream_start if stage.first else each.residual * self._element
             a_token = self._of_blocks(stage.layers, modes) + (begins if TRAITS[modes[0][0]].on_host else 0)
             keep_attention = sum(count for mode, count in modes if TRAITS[mode].again != "all")
-            alone = self._by_itself(modes) + keep_attention * self._remote_tasks
-            saved.append(a_token * tokens + alone + besides)
+            saved.append(a_token * tokens + self._by_itself(modes) + keep_attention * self._remote_tasks + besides)
             begin, a_token = stage.layers.start, 0  # of the stage's last block that offloads
             for mode, count in modes:
                 if TRAITS[mode].on_host:
@@ -817,15 +792,32 @@ class PipelineRank:
         most = max(_in_flight_bytes(moment, saved, self._owed) for moment in self._moments)
         saved_bytes = most + max(in_transit) + self._buffers
 
-        block = tokens * max(map(self._blocks_backward, self._stages, self._runs))
-        backward = max(block + self._beside_block, self._embedding, self._head_norm)
+        # Bytes per token in the fullest block, less what later blocks of its stage have already freed.
+        parallelism, fullest = self._job.parallelism, 0
+        for stage, modes in zip(self._stages, self._runs, strict=True):
+            freed, end = 0, stage.layers.stop
+            # A backward pass has another segment on the device, beside the blocks fetched ahead and in transit. Not
+            # where it follows its own forward pass: then the block in transit is the one that it begins with.
+            apart = parallelism.stages > 1 and not (stage.last and parallelism.pipeline_schedule == "1f1b")
+            slices = sum(count for mode, count in modes if TRAITS[mode].slices)
+            fetches_beside = apart and slices > each.blocks_ahead
+            for mode, count in reversed(modes):
+                crossed = receives = self._job.model.crosses_into(end - 1)
+                block = each.block_backward(crossed, receives, mode)
+                block += fetches_beside * each.segment_fetched(crossed, mode)
+                fullest = max(fullest, block - freed)
+                begin = end - count
+                # zero_bubble keeps it until the weight gradients are computed.
+                if parallelism.pipeline_schedule != "zero_bubble" and begin > stage.layers.start:
+                    freed += self._of_blocks(range(begin, end), ((mode, count),))
+                end = begin
+        backward = max(tokens * fullest + self._beside_block, self._embedding, self._head_norm)
         step = state + saved_bytes + max(backward + self._under_way, self._head + self._ahead)
         if self._may_capture and not on_host:  # the only rank of a pipeline has all modes
             # An evaluation peaks with a block's activations, and the head's.
             crossed = receives = self._job.model.crosses_into(self._stages[-1].layers[-1])
             block = tokens * (each.block(crossed, receives, "none") + each.residual * self._element)
-            evaluation = block + self._by_itself(self._runs[0]) + tokens * each.head() + self._logits
-            step += max(self._update, evaluation)
+            step += max(self._update, block + self._by_itself(self._runs[0]) + tokens * each.head() + self._logits)
         total = max(step, self._starting, state + self._update)
 
         host = self._host
@@ -835,20 +827,17 @@ class PipelineRank:
                 for stage, modes in zip(self._stages, self._runs, strict=True)
             ]
             host += max(_in_flight_bytes(moment, of_stages, (0,) * len(of_stages)) for moment in self._moments)
-        return RankMemory(
-            self._weights, self._gradients + self._under_way, self._optimizer, saved_bytes + backward, self._head,
-            total, host, self._copies,
+        return Memory(
+            weights=self._weights, gradients=self._gradients + self._under_way, optimizer=self._optimizer,
+            activations=saved_bytes + backward, logits=self._head, total=total, host=host, copies=self._copies,
         )  # fmt: skip
 
     def _by_itself(self, modes: ModeRuns) -> int:
         """Extra bytes kept by attention that takes one document or one window at a time."""
         job = self._job
-        some_sparsely = job.training.attention is not None and job.data.documents_apart
-        if not some_sparsely and (
-            attends_in_one(job)
-            or job.parallelism.context_parallel_size > 1
-            or (self._each.kernels and attends_on_device(job))
-        ):
+        together = attends_in_one(job) or job.parallelism.context_parallel_size > 1
+        together = together or (self._each.kernels and attends_on_device(job))
+        if together and (job.training.attention is None or not job.data.documents_apart):
             return 0
         window, length = job.model.sliding_window, job.training.sequence_length
         seen = 0 if window is None or window >= length else 2 * window
@@ -860,28 +849,7 @@ class PipelineRank:
         of_block = self._each.on_host if on_host else self._each.block
         if self._job.model.lax is None:
             return sum(of_block(False, False, mode) * count for mode, count in modes if count)
-        return sum(of_block(*block) * count for block, count in _alike_with_lax(self._job.model, layers, modes))
-
-    def _blocks_backward(self, stage: Stage, modes: ModeRuns) -> int:
-        """Bytes per token in the fullest of a stage's blocks, less what later blocks have already freed."""
-        parallelism, freed, most, end = self._job.parallelism, 0, 0, stage.layers.stop
-        # A backward pass has another segment on the device, beside the blocks fetched ahead and in transit. Not where
-        # it follows its own forward pass: then the block in transit is the one that it begins with.
-        fetches_beside = False
-        if parallelism.stages > 1 and not (stage.last and parallelism.pipeline_schedule == "1f1b"):
-            slicing = sum(count for mode, count in modes if TRAITS[mode].slices)
-            fetches_beside = slicing > self._each.blocks_ahead
-        for mode, count in reversed(modes):
-            crossed = receives = self._job.model.crosses_into(end - 1)
-            block = self._each.block_backward(crossed, receives, mode)
-            block += fetches_beside * self._each.segment_fetched(crossed, mode)
-            most = max(most, block - freed)
-            begin = end - count
-            # zero_bubble keeps it until the weight gradients are computed.
-            if parallelism.pipeline_schedule != "zero_bubble" and begin > stage.layers.start:
-                freed += self._of_blocks(range(begin, end), ((mode, count),))
-            end = begin
-        return most
+        return sum(of_block(*block) * count for block, count in _alike_with_lax(self._job.model, layers, modes).items())
 
     def _context(self) -> int:
         """Extra bytes of attention's backward pass where other ranks' keys arrive in stages.
@@ -905,8 +873,7 @@ class PipelineRank:
         keys, key_heads = 2 * each.key_value, each.key_value // job.model.head_size
         active = 0
         if job.training.attention is not None:
-            together = max(map(len, head_groups(key_heads)))
-            stage = max(stage, -(-tokens * ranks * together // key_heads))
+            stage = max(stage, -(-tokens * ranks * max(map(len, head_groups(key_heads))) // key_heads))
             sequences = job.training.micro_batch_size * job.training.sequence_length
             active = sequences * (keys // (2 * job.model.head_size)) * _ACTIVE
 
@@ -928,9 +895,7 @@ class PipelineRank:
 
 
 @lru_cache(4096)
-def _alike_with_lax(
-    model: ModelConfig, layers: range, modes: ModeRuns
-) -> Sequence[tuple[tuple[bool, bool, RecomputeMode], int]]:
+def _alike_with_lax(model: ModelConfig, layers: range, modes: ModeRuns) -> Counter[tuple[bool, bool, RecomputeMode]]:
     """Count a stage's blocks by whether latents cross into them, whether they receive any, and mode."""
     counts: Counter[tuple[bool, bool, RecomputeMode]] = Counter()
     begin = layers.start
@@ -943,7 +908,7 @@ def _alike_with_lax(
         counts.update({(True, True, mode): crossed, (False, True, mode): receives})
         counts[False, False, mode] += count - crossed - receives
         begin += count
-    return tuple(entry for entry in counts.items() if entry[1])
+    return +counts  # without those of which there are none
 
 
 def _in_flight_bytes(moment: InHand, saved: Sequence[int], owed: Sequence[int]) -> int:
@@ -963,13 +928,6 @@ def _in_flight_bytes(moment: InHand, saved: Sequence[int], owed: Sequence[int]) 
 # block whose attention is not recomputed.
 
 
-def moved_as_latents(job: JobSpec) -> bool:
-    """Whether tasks may move, and their queries and outputs travel as latents."""
-    if job.parallelism.context.pool != "tasks" or job.parallelism.context_parallel_size == 1:
-        return False
-    return moved_as(job, machine_for(job.resources, job.training.precision).cluster) == "latents"
-
-
 def moved_tokens(job: JobSpec) -> list[int]:
     """Most tokens whose attention a rank computes for others, of each part that has a partition of its own."""
     if job.parallelism.context.pool != "tasks" or job.parallelism.context_parallel_size == 1:
@@ -983,7 +941,7 @@ def task_bytes(job: JobSpec, kernels: bool) -> int:
     layer, tokens = attention_layer(job), max(moved_tokens(job))
     query = layer.query_bytes
     of_gradients = query // layer.element_bytes * PRECISE
-    if not tokens or not moved_as_latents(job):
+    if not tokens or moved_as(job, machine_for(job.resources, job.training.precision).cluster) != "latents":
         return tokens * (3 * layer.moved_bytes(backward=True)[0] + of_gradients + 4 * query)
     share, whole = layer.share_bytes, layer.share_bytes * layer.tensor_parallel_size
     a_token = 6 * share + 6 * whole + (4 if kernels else 6) * query + of_gradients
@@ -1016,8 +974,8 @@ def index_bytes(job: JobSpec, heads: int) -> int:
         return 0
     shortest = attention.from_length if job.data.documents_apart else training.sequence_length
     tokens = training.micro_batch_size * training.sequence_length
-    of_documents = tokens // shortest * heads * _POSITION * sum(_most_lines(attention, 0))
-    return of_documents + heads * _POSITION * sum(_most_lines(attention, tokens, seen=False))
+    in_each = sum(_most_lines(attention.budget, 0)) + attention.near_blocks + 1 + attention.sink + 2 * BLOCK
+    return heads * _POSITION * (tokens // shortest * in_each + sum(_most_lines(attention.budget, tokens)))
 
 
 def head_bytes(job: JobSpec) -> int:
@@ -1026,7 +984,8 @@ def head_bytes(job: JobSpec) -> int:
     if attention is None:
         return 0
     own = -(-length // job.parallelism.context_parallel_size)
-    slashes, verticals = _most_lines(attention, length)
+    slashes, verticals = _most_lines(attention.budget, length)
+    slashes, verticals = slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK
     keys = BLOCK * min(slashes, -(-length // BLOCK)) + min(verticals, length)
     run = min(max(RUN_SCORES, BLOCK * keys), keys * max(BLOCK, own // 8))
     blocks = (4 * (length + BLOCK) + 3 * (own + BLOCK)) * size
@@ -1035,13 +994,10 @@ def head_bytes(job: JobSpec) -> int:
     return max(product, chosen, length * SAMPLED_QUERIES * _SAMPLED)
 
 
-def _most_lines(attention: SparseAttentionConfig, tokens: int, seen: bool = True) -> tuple[int, int]:
-    """Slashes and verticals of a document by the budget, with those that are always seen."""
-    verticals = isqrt(int(attention.budget * (tokens + 1) ** 2)) + 1
-    slashes = verticals // BLOCK + 1
-    return (
-        (slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK) if seen else (slashes, verticals)
-    )
+def _most_lines(budget: float, tokens: int) -> tuple[int, int]:
+    """Slashes and verticals of a document by the budget, without those that are always seen."""
+    verticals = isqrt(int(budget * (tokens + 1) ** 2)) + 1
+    return verticals // BLOCK + 1, verticals
 
 
 # Host memory that a node's ranks need, and whether nodes have it.
@@ -1052,7 +1008,7 @@ def _most_lines(attention: SparseAttentionConfig, tokens: int, seen: bool = True
 # less than the node has.
 
 
-def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
+def node_bytes(memory: Memory, layout: Layout, machine: Machine) -> int:
     """Return the most host memory that a node's ranks need.
 
     Args:
@@ -1064,7 +1020,7 @@ def node_bytes(memory: RankMemory, layout: Layout, machine: Machine) -> int:
 
 
 def state_copies(spec: JobSpec) -> int:
-    """Return how many copies of a rank's masters and moments its host's memory holds: ``RankMemory.copies``.
+    """Return how many copies of a rank's masters and moments its host's memory holds: ``Memory.copies``.
 
     Args:
         spec: The job in its layout.
@@ -1103,7 +1059,7 @@ def lack_in_words(needed: int, machine: Machine) -> str:
     return f"lacks {lacks:.1f} GiB of host memory: a node has {has / GIB:.1f} GiB for workers"
 
 
-def host_contents(spec: JobSpec) -> str:
+def on_hosts(spec: JobSpec) -> str:
     """Describe what a job's ranks keep in the host's memory."""
     parts = ["state"] * (spec.parallelism.optimizer_offload > 0) + ["activations"] * spec.parallelism.keeps_on_host
     return " and ".join([*parts, "copies of the state"])
@@ -1119,9 +1075,8 @@ def host_remedies(spec: JobSpec, layout: Layout) -> list[str]:
         remedies.append(f"lower parallelism.optimizer_offload={parallelism.optimizer_offload:g}")
     if parallelism.keeps_on_host:
         elsewhere = spec.leaves_layouts or len({each.pp for each in spec.layouts()}) > 1  # where lists are not legal
-        remedies.append(
-            "set parallelism.recompute=auto" if elsewhere else "have fewer blocks with parallelism.recompute=offload"
-        )
+        fewer = "have fewer blocks with parallelism.recompute=offload"
+        remedies.append("set parallelism.recompute=auto" if elsewhere else fewer)
     if parallelism.zero_stage == 0 and layout.same_weights > 1:
         remedies.append("set parallelism.zero_stage=1")
     larger = "larger ones, or ones on which Ray starts with a smaller --object-store-memory or with --memory"

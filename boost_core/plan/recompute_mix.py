@@ -20,7 +20,6 @@ search of all cuts.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest, nsmallest
 from itertools import combinations, product
@@ -31,15 +30,7 @@ from boost_core.architecture import Stage, layers_per_stage, stages_of
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import MODES, TRAITS, Layout, ModeRuns, RecomputeMode, StageModes, strategy_problems
 from boost_core.plan.machine import Machine, captures_steps
-from boost_core.plan.memory import (
-    PipelineRank,
-    RankMemory,
-    lacking,
-    most_of,
-    node_bytes,
-    pipeline_ranks,
-    room_of_a_rank,
-)
+from boost_core.plan.memory import Memory, PipelineRank, lacking, most_of, node_bytes, pipeline_ranks, room_of_a_rank
 from boost_core.plan.throughput import ORDER, Step
 
 MIXED_LESS = 0.03  # most that a mix can save over every single mode, whose backward pass may take more
@@ -61,11 +52,8 @@ def legal_modes(job: JobSpec, machine: Machine) -> list[RecomputeMode]:
     knows_hosts = job.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
     if not knows_hosts or job.training.cuda_graphs == "on":
         left_out.add(_ON_HOST)
-    return [
-        mode
-        for mode in MODES
-        if mode not in left_out and not strategy_problems(job.model, job.with_parallelism(recompute=mode).parallelism)
-    ]
+    possible = {mode: job.with_parallelism(recompute=mode).parallelism for mode in MODES if mode not in left_out}
+    return [mode for mode, parallelism in possible.items() if not strategy_problems(job.model, parallelism)]
 
 
 class RecomputeMixes:
@@ -91,7 +79,7 @@ class RecomputeMixes:
         }
         self.lightest = min(self._memory.values(), key=lambda memory: memory.total)
 
-    def leanest(self) -> tuple[JobSpec, RankMemory]:
+    def leanest(self) -> tuple[JobSpec, Memory]:
         """Return the job with all blocks in the mode that minimizes the fullest rank's memory, and that memory.
 
         A mode for which hosts have too little memory comes last.
@@ -119,8 +107,7 @@ class RecomputeMixes:
         if _ON_HOST in self._modes and captures_steps(job):
             off = job.model_copy(update={"training": job.training.model_copy(update={"cuda_graphs": "off"})})
             launched = BlockCosts(Step(off, self._layout, self._machine, ORDER, self._modes), self._modes)
-        step = Step(job, self._layout, self._machine, ORDER, self._modes)
-        costs = BlockCosts(step, self._modes, launched)
+        costs = BlockCosts(Step(job, self._layout, self._machine, ORDER, self._modes), self._modes, launched)
         room, mixes = room_of_a_rank(self._memory[self._modes[0]].copies, self._machine), list[LeastCostly]()
         for rank in pipeline_ranks(self._job, self._layout, range(self._layout.pp)):
             mixes.append(RankMix(rank, costs, limit, room).least_costly())
@@ -226,9 +213,8 @@ class RankMix:
             offloading: Counts = {_ON_HOST: count, self._costs.on_device[0]: self._blocks - count}
             return self._rank.keeping(self._runs(offloading)).memory().host > self._room
 
-        most = self._blocks
-        if too_many(most):
-            most = bisect_left(range(1, most), True, key=too_many)
+        blocks = self._blocks
+        most = bisect_left(range(1, blocks), True, key=too_many) if too_many(blocks) else blocks
         if not most:
             return LeastCostly(on_device, on_device)
         captured, self._costs = self._costs.with_host is not self._costs, self._costs.with_host
@@ -301,8 +287,7 @@ class RankMix:
     def _cheapest_with(self, on_host: int) -> float:
         """Return a lower bound on the seconds with ``on_host`` blocks on the host."""
         costs = self._costs.with_host
-        cheapest = costs.of_block[costs.on_device[0]]
-        return on_host * costs.of_block[_ON_HOST] + (self._blocks - on_host) * cheapest
+        return on_host * costs.of_block[_ON_HOST] + (self._blocks - on_host) * costs.of_block[costs.on_device[0]]
 
     def _at_least(self, on_host: int, cheaper: RecomputeMode, dearer: RecomputeMode) -> float:
         """Lower bound on the seconds of a pair with one block of the dearer, and perhaps one of the cheapest mode."""
@@ -348,17 +333,14 @@ class RankMix:
 _SIMULATED = 3  # moves of a block in each round
 
 
-@dataclass(frozen=True)
-class CutPlan:
+class CutPlan(NamedTuple):
     """A cut into stages that fits.
 
     Attributes:
-        job: The job with this cut and the modes of its blocks.
-        step: Its step.
+        step: The step of the job with this cut and the modes of its blocks.
         seconds: Simulated time of the step.
     """
 
-    job: JobSpec
     step: Step
     seconds: float
 
@@ -380,8 +362,7 @@ class Cuts:
 
     def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
         modes = legal_modes(job, machine)
-        self._job = job.with_parallelism(recompute=modes[0])
-        self._machine = machine
+        self._job, self._machine = job.with_parallelism(recompute=modes[0]), machine
         self._size, self._limit, self._modes = layout.pp, limit, modes
         self._step = Step(self._job, layout, machine, order, modes)
         self._costs = BlockCosts(self._step, modes)
@@ -400,7 +381,7 @@ class Cuts:
             # By the formula, assuming that the moved block is the costliest of both stages.
             estimates = set[tuple[float, Sequence[int]]]()
             for moved in self._moves(sizes):
-                counts = [dict(best.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
+                counts = [dict(best.step.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
                 source = next(stage for stage, size in enumerate(sizes) if moved[stage] < size)
                 target = next(stage for stage, size in enumerate(sizes) if moved[stage] > size)
                 costliest = [max(counts[stage], key=self._costs.of_block.__getitem__) for stage in (source, target)]
@@ -451,7 +432,7 @@ class Cuts:
         for modes in in_each_way(mixes, len(sizes)):
             job = self._job.with_parallelism(pipeline_layers_per_stage=tuple(sizes), recompute=in_one(modes))
             step = self._step.keeping(job)
-            plans.append(CutPlan(job, step, step.played()))
+            plans.append(CutPlan(step, step.played()))
         return min(plans, key=lambda plan: plan.seconds)
 
     def _rank_plans(self, sizes: Sequence[int]) -> list[_RankPlan]:
@@ -464,11 +445,10 @@ class Cuts:
                 modes = self._modes if rank.memory().total > self._limit else self._modes[:1]
                 by_mode = [rank.keeping([((mode, size),) for size in rank.sizes]).memory() for mode in modes]
                 room = room_of_a_rank(by_mode[0].copies, self._machine)
-                mixes: LeastCostly | None = None
-                if min(memory.total for memory in by_mode) <= self._limit * (1 + MIXED_LESS):
-                    mixes = RankMix(rank, self._costs, self._limit, room).least_costly()
+                may_fit = min(memory.total for memory in by_mode) <= self._limit * (1 + MIXED_LESS)
+                mixes = RankMix(rank, self._costs, self._limit, room).least_costly() if may_fit else None
                 if mixes is not None and mixes.least is not None:
-                    head = self._step.of_the_head() if rank.ends else 0.0
+                    head = self._step.of_the_head(self._step.usual) if rank.ends else 0.0
                     self._ranks[key] = mixes, self._costs.of(mixes.least, rank.ends) + head
                 else:
                     in_room = [memory.total for memory in by_mode if memory.host <= max(room, by_mode[0].host)]

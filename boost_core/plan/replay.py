@@ -82,8 +82,7 @@ def passes(schedule: str, size: int, rank: int, micro_batches: int) -> Sequence[
 
     def at(kind: int, number: int) -> Pass:
         place, turn = number % size, number // size
-        chunk = turn % 2 if kind == FORWARD else 1 - turn % 2
-        return Pass(kind, chunk, turn // 2 * size + place)
+        return Pass(kind, turn % 2 if kind == FORWARD else 1 - turn % 2, turn // 2 * size + place)
 
     late, every = schedule == "zero_bubble", 2 * micro_batches
     ahead = min(size + (1 if late else 2) * (size - 1 - rank), every)
@@ -112,14 +111,10 @@ def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
         (alone,) = stages[0]
         return [micro_batches * (alone.forward + (alone.backward + alone.weights))]
     fewer = _ROUNDS * size + micro_batches % size
-    if micro_batches <= fewer + size:
-        return _played(stages, schedule, micro_batches)
-    rounds = (micro_batches - fewer) // size
-    first, second = (_played(stages, schedule, number) for number in (fewer, fewer + size))
-    return [before + (after - before) * rounds for before, after in zip(first, second, strict=True)]
-
-
-def _played(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    if micro_batches > fewer + size:
+        rounds = (micro_batches - fewer) // size
+        first, second = (play(stages, schedule, number) for number in (fewer, fewer + size))
+        return [before + (after - before) * rounds for before, after in zip(first, second, strict=True)]
     if schedule == "1f1b":
         return _play_one_stage([each for (each,) in stages], micro_batches)
     return _play_two_stages(stages, schedule, micro_batches)
@@ -153,36 +148,28 @@ def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[
         there, here = free[source], free[target]
         if len(there) <= sends or len(here) < receive:
             return None
-        posted = here[receive - 1] if receive else 0.0
-        return max(there[sends], posted) + stages[min(source, target)].send
-
-    def advance(rank: int) -> bool:
-        """Compute a rank's next pass, or turn to its transfers, if everything it waits for is known."""
-        number = len(free[rank])
-        if number == count:
-            return False
-        steady = ahead[rank] <= number <= count - ahead[rank]  # forward and backward alternate
-        if number < len(ended[rank]):
-            wait = 0.0 if steady or not number else transferred(rank, number - 1, receives=False)
-            if wait is None:
-                return False
-            free[rank].append(max(ended[rank][-1], wait))
-            return True
-        received = transferred(rank, number, receives=True)
-        together = number and (steady or number == ahead[rank])
-        sent = transferred(rank, number - 1, receives=False) if together else 0.0
-        if received is None or sent is None:
-            return False
-        stage, forward = stages[rank], listed[rank][number].kind == FORWARD
-        begun = max(received, sent, free[rank][-1] if number else 0.0)
-        ended[rank].append(begun + (stage.forward if forward else stage.backward + stage.weights))
-        return True
+        return max(there[sends], here[receive - 1] if receive else 0.0) + stages[min(source, target)].send
 
     waiting = list(range(size))
     while waiting:
         for rank in waiting:
-            while advance(rank):
-                pass
+            # Compute the rank's next pass, or turn to its transfers, as long as everything it waits for is known.
+            while (number := len(free[rank])) < count:
+                steady = ahead[rank] <= number <= count - ahead[rank]  # forward and backward alternate
+                if number < len(ended[rank]):
+                    wait = 0.0 if steady or not number else transferred(rank, number - 1, receives=False)
+                    if wait is None:
+                        break
+                    free[rank].append(max(ended[rank][-1], wait))
+                    continue
+                received = transferred(rank, number, receives=True)
+                together = number and (steady or number == ahead[rank])
+                sent = transferred(rank, number - 1, receives=False) if together else 0.0
+                if received is None or sent is None:
+                    break
+                stage, forward = stages[rank], listed[rank][number].kind == FORWARD
+                begun = max(received, sent, free[rank][-1] if number else 0.0)
+                ended[rank].append(begun + (stage.forward if forward else stage.backward + stage.weights))
         waiting = [rank for rank in waiting if len(free[rank]) < count]
     lasts = (transferred(rank, count - 1, receives=False) for rank in range(size))
     return [max(each[-1], last or 0.0) for each, last in zip(free, lasts, strict=True)]

@@ -11,7 +11,7 @@ report, about 6 % more.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 from typing import Any, get_args
@@ -19,7 +19,7 @@ from typing import Any, get_args
 from pydantic import Field
 
 from boost_core import architecture
-from boost_core.architecture import layers_per_stage, model_flops_per_token, parameter_count, saved_latents
+from boost_core.architecture import model_flops_per_token, parameter_count, saved_latents
 from boost_core.config.base import Config, Frozen, counted
 from boost_core.config.job import JobSpec, ResourcesConfig, layout_problems, numbers_of_replicas, tokens_by_part
 from boost_core.config.model import PRESETS, FamilyName, ModelConfig
@@ -29,10 +29,10 @@ from boost_core.context.selection import STAGES, ContextPlanner, attention_layer
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan.machine import SPARE, Machine, PredictedCommunication, Work, device_bytes, kind_of_gpu, machine_of
-from boost_core.plan.memory import GIB, host_contents, host_remedies, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.memory import GIB, Memory, host_remedies, lack_in_words, lacking, node_bytes, on_hosts, rank_memory
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.run_cost import CONDITIONS, LostNode, PlannedRun, RunConditions, planned_run
-from boost_core.plan.throughput import Step, StepSeconds
+from boost_core.plan.throughput import Step, StepParts
 from boost_core.terminal import rounded
 
 # A job at a layout, with nothing left open, and what it needs.
@@ -96,8 +96,7 @@ class _Inputs:
         facts = apart, on_gpu, device, kind, copies, job.leaves_layouts
         parts = job.model, job.parallelism, *planned_values(job), *facts
         # Each job has corrections of its own, which say little about modes compared with each other.
-        on = replace(machine or machine_of(job), fitted=None)
-        return cls(parts, on, job, layout, device * (1 - SPARE))
+        return cls(parts, replace(machine or machine_of(job), fitted=None), job, layout, device * (1 - SPARE))
 
 
 @lru_cache(4096)  # shared by plans, admission and the scheduler
@@ -130,7 +129,7 @@ def node_host_bytes(spec: JobSpec, layout: Layout, machine: Machine) -> int:
     return node_bytes(rank_memory(at(spec, layout, machine), layout), layout, machine)
 
 
-def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
+def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepParts:
     """Return the predicted seconds of one optimizer step by parts.
 
     Args:
@@ -141,7 +140,8 @@ def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) ->
     Raises:
         ValueError: The layout's groups do not fit into the machine's network.
     """
-    return _step(spec, layout, machine).parts()
+    machine = machine or machine_of(spec)
+    return Step(at(spec, layout, machine), layout, machine).parts()
 
 
 def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
@@ -154,24 +154,7 @@ def predicted_communication(spec: JobSpec, layout: Layout, machine: Machine) -> 
 
     Arguments and errors as in ``step_parts``.
     """
-    return _step(spec, layout, machine).communication()
-
-
-def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
-    """Return a step's seconds of exposed copies to and from the host's memory, with the correction.
-
-    Arguments as in ``step_parts``.
-    """
-    job = at(spec, layout, machine)
-    if job.parallelism.optimizer_offload == 0 and not job.parallelism.keeps_on_host:
-        return 0.0
-    copies = _step(job, layout, machine).host_copies
-    return copies.state + copies.exposed
-
-
-def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> Step:
-    machine = machine or machine_of(spec)
-    return Step(at(spec, layout, machine), layout, machine)
+    return Step(at(spec, layout, machine), layout, machine).communication()
 
 
 # Whether any layout fits, and why not.
@@ -242,7 +225,7 @@ def too_large_for_hosts(spec: JobSpec, needed: Mapping[Layout, int], machine: Ma
     layout = min(needed, key=lambda layout: (needed[layout], layout))
     return (
         f"no layout fits the nodes: {layout} needs the least, {needed[layout] / GIB:.1f} GiB per node for "
-        f"{host_contents(spec)}, and {lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
+        f"{on_hosts(spec)}, and {lack_in_words(needed[layout], machine)}; {', '.join(host_remedies(spec, layout))}"
     )
 
 
@@ -379,12 +362,10 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             continue
         needed, seconds = rank_memory(at(spec, each, machine), each).total, step_seconds(spec, each, machine)
         fits = None if device is None else needed <= device
-        sizes.append(
-            PlannedSize(
-                context_parallel_size=each.cp, world_size=each.world_size, memory_bytes=needed, fits_device=fits,
-                step_seconds=seconds,
-            )
-        )  # fmt: skip
+        sizes.append(PlannedSize(
+            context_parallel_size=each.cp, world_size=each.world_size, memory_bytes=needed, fits_device=fits,
+            step_seconds=seconds,
+        ))  # fmt: skip
         gives = f"gives each rank {length // layout.cp:,} tokens of a sequence:" if each == layout else "would take"
         lacks = ", more than it has" if fits is False else ""
         texts.append(
@@ -413,7 +394,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         text += f": one document's attention takes a layer{alone} {'; '.join(texts)}"
     why.append(text)
 
-    exchanges, text = _exchanges(job, layout, planner, machine)
+    exchanges, text = _exchanges(job, planner, machine)
     why.append(text)
     if moved_chunks:
         layer, tokens = attention_layer(job), moved_chunks * planner.chunk
@@ -442,54 +423,31 @@ def _of_one_document(planner: ContextPlanner, tokens: int) -> Figures:
     return planner.figures(planner.plan((tokens,)))
 
 
-def _exchanges(
-    job: JobSpec, layout: Layout, planner: ContextPlanner, machine: Machine
-) -> tuple[tuple[PlannedExchange, ...], str]:
+def _exchanges(job: JobSpec, planner: ContextPlanner, machine: Machine) -> tuple[tuple[PlannedExchange, ...], str]:
     """What is sent, and then what may be sent instead; and that in words."""
     cluster, layer, context = machine.cluster, attention_layer(job), job.parallelism.context
-    _, row = cluster.rows([layout.tp, layout.cp])
-    able = not cannot_send_latents(job.model, job.parallelism, job.training)
+    _, row = cluster.rows([job.parallelism.tensor_parallel_size, planner.ranks])
     apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
     chosen: Exchange = sent_between_nodes(job, cluster) if apart or context.exchange != "auto" else "keys"
-    kinds: tuple[Exchange, ...] = ("keys", "latents")
+    able = not cannot_send_latents(job.model, job.parallelism, job.training)
+    legal: tuple[Exchange, ...] = ("keys", "latents") if able else ("keys",)
     where = "everywhere" if planner.node_ranks == 1 or chosen == "keys" else "between nodes"
     requested = ", as the job requests" if context.exchange != "auto" else ""
     at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
-    exchanges, texts = [], []
-    for exchange in (chosen, *(other for other in kinds if other != chosen and (able or other == "keys"))):
-        requesting = job.with_parallelism(context=context.model_copy(update={"exchange": exchange}))
-        sent = wire(job if exchange == chosen else requesting, cluster, row, exchange)
+    planned, texts = [], []
+    for kind in (chosen, *(other for other in legal if other != chosen)):
+        requesting = job.with_parallelism(context=context.model_copy(update={"exchange": kind}))
+        sent = wire(job if kind == chosen else requesting, cluster, row, kind)
         computing = machine.profile.seconds(Work(product_flops=sent.projected_tokens * layer.projection_flops))
         levels = zip(cluster.levels, sent.level_bytes, strict=True)
         links = tuple(LevelBytes(level=level.name, bytes=size) for level, size in levels if size)
-        exchanges.append(
-            PlannedExchange(exchange=exchange, links=links, seconds=sent.seconds, projection_seconds=computing)
-        )
+        planned.append(PlannedExchange(exchange=kind, links=links, seconds=sent.seconds, projection_seconds=computing))
         over = " and ".join(f"{rounded(link.bytes / GIB)} GiB over the {link.level}" for link in links)
         keys = f", plus {rounded(1000 * computing)} ms to compute keys" if computing else ""
         cost = f"{over} in {rounded(1000 * sent.seconds)} ms{keys}"
         first = f"{chosen} are sent {where}{requested}: a layer's forward pass takes {cost}{at_most}"
-        texts.append(first if exchange == chosen else f"{exchange} would take {cost}")
-    return tuple(exchanges), "; ".join(texts)
-
-
-class Memory(Config):
-    """Memory in bytes of the rank that needs most."""
-
-    weights: int = Field(description="Weights in the compute type.")
-    gradients: int = Field(description="Gradient accumulators, fp32.")
-    optimizer: int = Field(description="Master weights, moments and rounded copies.")
-    activations: int = Field(description="Activations kept for the backward pass, and a block's temporaries.")
-    logits: int = Field(description="Memory of the head and the loss.")
-    total: int = Field(description="Peak at any moment; not all of the above exists at once.")
-    host: int = Field(
-        0,
-        description="Master weights, moments and what blocks keep for their backward pass in the host's memory, not "
-        "included in total.",
-    )
-    copies: int = Field(
-        0, description="Copies of the state in the host's memory, for checkpoints and recovery, not included in total."
-    )
+        texts.append(first if kind == chosen else f"{kind} would take {cost}")
+    return tuple(planned), "; ".join(texts)
 
 
 class Communication(Config):
@@ -502,17 +460,6 @@ class Communication(Config):
         description="Elements per token of the kept latents that a rank passes to all-gathers: recompute=shared or "
         "offload.",
     )
-
-
-class StepParts(Config):
-    """Breakdown of a step's seconds on the slowest pipeline rank."""
-
-    arithmetic: float = Field(description="Matrix products, attention and passes over memory.")
-    exchange: float = Field(description="Exposed tensor parallel collectives.")
-    sends: float = Field(description="Transfers between pipeline stages.")
-    idle: float = Field(description="Waiting while the pipeline fills and drains.")
-    reduction: float = Field(description="Exposed collectives of gradients, and of weights, between replicas.")
-    update: float = Field(description="The optimizer, including copies of state kept in the host's memory.")
 
 
 class PlannedStep(Frozen):
@@ -644,11 +591,46 @@ def plan(spec: JobSpec, machine: Machine | None = None, conditions: RunCondition
     for job in jobs.values():
         if problem := architecture.miscounted(job.model, job.parallelism, job.training.sequence_length):
             raise ValueError(problem)
-    parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}  # refuses misfits by all ranks
-    shapes = {
-        layout: _planned_shape(job, layout, parts[layout], machine, conditions, context_report(spec, layout, machine))
-        for layout, job in jobs.items()
-    }
+    steps = {layout: Step(job, layout, machine) for layout, job in jobs.items()}  # refuses misfits by all ranks
+    device, host = device_bytes(spec.resources, machine), machine.node_memory_bytes
+    shapes = dict[Layout, PlannedShape]()
+    for layout, step in steps.items():
+        job, context, copies = step.job, context_report(spec, layout, machine), step.host_copies
+        model, parallelism, memory = job.model, job.parallelism, rank_memory(job, layout)
+        of_host = node_bytes(memory, layout, machine)
+
+        # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
+        forward, backward, gathered = architecture.block_exchanges(model, parallelism)
+        exchanged = [[0, 0, 0] for _ in range(layout.pp)]  # collectives, elements, latents
+        stages = architecture.cut(model, parallelism, job.training.sequence_length)
+        for stage in stages if layout.tp > 1 else ():
+            sums, modes = exchanged[stage.index % layout.pp], architecture.block_modes(parallelism, stage)
+            for mode, blocks in Counter(modes.values()).items():
+                payloads = [*forward, *backward, *gathered, *(forward if TRAITS[mode].again == "all" else ())]
+                sums[0] += blocks * len(payloads)
+                sums[1] += blocks * sum(payload.passed(layout.tp) for payload in payloads)
+            for layer, mode in modes.items():
+                if TRAITS[mode].slices:
+                    sums[2] += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
+        all_reduces, elements, latents = max(exchanged, key=lambda sums: layout.tp * sums[1] + sums[2])
+        shapes[layout] = PlannedShape(
+            **layout.sizes,
+            recompute=parallelism.recompute_text,
+            optimizer_offload=parallelism.optimizer_offload,
+            layers_per_stage=tuple(len(stage.layers) for stage in stages),
+            memory=memory,
+            device_memory_bytes=device,
+            fits_device=None if device is None else memory.total <= device,
+            node_memory_bytes=host,
+            fits_host=None if host is None else not lacking(of_host, machine),
+            offload_seconds=copies.state + copies.exposed,
+            observed_jobs=machine.correction(job).jobs,
+            **step_and_run(job, layout, step.parts(), of_host, memory.copies, machine, conditions),
+            communication=Communication(
+                all_reduces=all_reduces, elements_per_token=elements, gathered_elements_per_token=latents // layout.tp
+            ),
+            context=context,
+        )
     fitting = [layout for layout, each in shapes.items() if False not in (each.fits_device, each.fits_host)]
     # A master, its gradient and its moments in fp32; the weights are separate from the masters if rounded. Muon's
     # factors have one moment.
@@ -675,57 +657,16 @@ def presets() -> PresetList:
     """Return all presets with their parameter counts in each family."""
     listed = []
     for name, sizes in PRESETS.items():
-        counts = {}
-        for family in get_args(FamilyName):
-            model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
-            counts[family] = parameter_count(model)
+        given, families = {"preset": name, "vocab_size": _PRESET_VOCABULARY}, get_args(FamilyName)
+        models = {family: ModelConfig.model_validate(given | {"family": family}) for family in families}
+        counts = {family: parameter_count(model) for family, model in models.items()}
         shown = {field: size for field, size in sizes.items() if field in Preset.model_fields}
         listed.append(Preset(name=name, **shown, vocab_size=_PRESET_VOCABULARY, parameters=counts))
     return PresetList(presets=tuple(sorted(listed, key=lambda preset: preset.parameters["dense"])))
 
 
-def _planned_shape(
-    spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, conditions: RunConditions,
-    context: PlannedContext | None,
-) -> PlannedShape:  # fmt: skip
-    memory, device = rank_memory(spec, layout), device_bytes(spec.resources, machine)
-    of_host, host = node_bytes(memory, layout, machine), machine.node_memory_bytes
-
-    # What tensor parallel ranks exchange, and kept latents of which a rank passes its slice to all-gathers.
-    model, parallelism = spec.model, spec.parallelism
-    exchanged = [[0, 0, 0] for _ in range(layout.pp)]  # collectives, elements, latents
-    for stage in architecture.cut(model, parallelism, spec.training.sequence_length) if layout.tp > 1 else ():
-        sums, modes = exchanged[stage.index % layout.pp], architecture.block_modes(parallelism, stage)
-        for mode, blocks in Counter(modes.values()).items():
-            payloads = architecture.micro_batch_payloads(model, parallelism, mode)
-            sums[0] += blocks * len(payloads)
-            sums[1] += blocks * sum(payload.passed(layout.tp) for payload in payloads)
-        for layer, mode in modes.items():
-            if TRAITS[mode].slices:
-                sums[2] += sum(saved_latents(model, parallelism, model.crosses_into(layer)))
-    all_reduces, elements, latents = max(exchanged, key=lambda sums: layout.tp * sums[1] + sums[2])
-    return PlannedShape(
-        **layout.sizes,
-        recompute=spec.parallelism.recompute_text,
-        optimizer_offload=spec.parallelism.optimizer_offload,
-        layers_per_stage=layers_per_stage(spec.model, spec.parallelism, spec.training.sequence_length),
-        memory=Memory(**asdict(memory)),
-        device_memory_bytes=device,
-        fits_device=None if device is None else memory.total <= device,
-        node_memory_bytes=host,
-        fits_host=None if host is None else not lacking(of_host, machine),
-        offload_seconds=offload_seconds(spec, layout, machine),
-        observed_jobs=machine.correction(spec).jobs,
-        **step_and_run(spec, layout, seconds, of_host, memory.copies, machine, conditions),
-        communication=Communication(
-            all_reduces=all_reduces, elements_per_token=elements, gathered_elements_per_token=latents // layout.tp
-        ),
-        context=context,
-    )
-
-
 def step_and_run(
-    job: JobSpec, layout: Layout, seconds: StepSeconds, of_host: int, copies: int, machine: Machine,
+    job: JobSpec, layout: Layout, seconds: StepParts, of_host: int, copies: int, machine: Machine,
     conditions: RunConditions,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what plans and searches report alike: fields of ``PlannedStep`` and of ``PlannedRun``, and the parts.
@@ -735,7 +676,7 @@ def step_and_run(
         layout: The layout.
         seconds: Its step.
         of_host: Bytes of host memory that a node's ranks need.
-        copies: As in ``RankMemory``.
+        copies: As in ``Memory``.
         machine: What it runs on.
         conditions: Prices, failures and the checkpoints' store.
     """
@@ -745,7 +686,7 @@ def step_and_run(
         "node_host_bytes": of_host,
         "step_seconds": seconds.total,
         "step_seconds_range": machine.range_of(job, seconds.total, seconds.communication),
-        "step_parts": StepParts(**asdict(seconds)),
+        "step_parts": seconds,
         "tokens_per_second": job.training.global_batch_size * job.training.sequence_length / seconds.total,
     }
 
@@ -753,8 +694,7 @@ def step_and_run(
 def without_a_node(job: JobSpec, layout: Layout, step: float, machine: Machine) -> LostNode | None:
     """Return how a job whose step takes ``step`` seconds goes on after it has lost a node, if any layout is left."""
     size, count = layout.units(job.resources.placement)  # which lie on nodes as a whole
-    left = size * (count - max(1, machine.cluster.levels[0].fan_out // size))
-    most = left // layout.per_replica.world_size
+    most = size * (count - max(1, machine.cluster.levels[0].fan_out // size)) // layout.per_replica.world_size
     layouts = (replace(layout, dp=replicas) for replicas in reversed(numbers_of_replicas(job.training, 1, most)))
     largest = next((each for each in layouts if legal_at(job, each)), None)
     device = device_bytes(job.resources, machine)
@@ -878,7 +818,7 @@ def _notes(
                 f"model.{name}={size} leaves rows on a GPU that are no multiple of {_ACCESS_BYTES} bytes, which makes "
                 f"products and all that reads them slower; the nearest size without that is {nearest}"
             )
-    needs = f"{most.node_host_bytes / GIB:.1f} GiB of host memory for {host_contents(jobs[layout])}"
+    needs = f"{most.node_host_bytes / GIB:.1f} GiB of host memory for {on_hosts(jobs[layout])}"
     too_many = sum(each.fits_host is False for each in shapes.values())
     if most.node_memory_bytes is None:
         yield f"{layout}: a node needs {needs}; the memory of the nodes is unknown and not checked"

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec, numbers_of_replicas
-from boost_core.config.parallelism import MOST_LAYOUTS, GpuRange, Layout, LayoutSizes
+from boost_core.config.parallelism import MOST_LAYOUTS, Layout, LayoutSizes
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan import report
@@ -184,14 +184,25 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     if gpus is None:
         raise ValueError("the job lists its layouts; they are only chosen with layouts=auto")
     refuse_unfit_gpu(spec)
-    device, machine = device_bytes(spec.resources), basis.machine(spec)
+    device, machine, placement = device_bytes(spec.resources), basis.machine(spec), spec.resources.placement
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(
             "layouts=auto needs to know the GPU's memory; set resources.accelerator_type to one of "
             f"{', '.join(DEVICE_BYTES)}, or list layouts"
         )
 
-    legal = list(islice(_layouts_in_range(spec, gpus, machine), MOST_TIMED + 1))
+    # Those that the job allows and whose units fit into a node, which may be larger than most that there are now.
+    node = min(max(machine.cluster.levels[0].fan_out, NODE_GPUS), gpus.max)
+    numbers, most_stages = numbers_of_replicas(spec.training, 1, gpus.max), spec.model.num_hidden_layers
+    layouts = (
+        Layout(tensor, pipeline, replicas)
+        for tensor in range(1, min(node, _MOST_TENSOR) + 1)
+        if spec.model.hidden_size % tensor == 0
+        for pipeline in range(1, min(_MOST_PIPELINE, most_stages, gpus.max // tensor) + 1)
+        for replicas in numbers
+    )
+    within = (each for each in layouts if gpus.min <= each.world_size <= gpus.max and each.units(placement)[0] <= node)
+    legal = list(islice((each for each in within if report.legal_at(spec, each)), MOST_TIMED + 1))
     if len(legal) > MOST_TIMED:
         raise ValueError(f"{gpus.min} to {gpus.max} GPUs allow more than {MOST_TIMED:,} layouts; narrow the range")
     if not legal:
@@ -209,8 +220,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     for layout in legal:
         job = report.at(spec, layout, machine)
         memory, step = rank_memory(job, layout), Step(job, layout, machine)
-        host = node_bytes(memory, layout, machine)
-        timed.append(Choice(job, step.parts(), memory.total, host, step.host_copies))
+        timed.append(Choice(job, step.parts(), memory.total, node_bytes(memory, layout, machine), step.host_copies))
     limit = inf if device is None else device * (1 - SPARE)
     on_gpu = [choice for choice in timed if choice.needed <= limit]
     fitting = sorted((choice for choice in on_gpu if not lacking(choice.host, machine)), key=_speed_order)
@@ -226,6 +236,19 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
         raise NothingFits(report.too_large_for_hosts(spec, {each.layout: each.host for each in on_gpu}, machine))
     unfit = [choice for choice in timed if choice.needed > limit or lacking(choice.host, machine)]
 
+    # Those that are worth allowing, no more than a job may allow.
+    candidates = sorted(fitting, key=lambda choice: (choice.layout.world_size, *_speed_order(choice)))
+    for gain in _GAINS:
+        selected: list[Choice] = []
+        for choice in candidates:
+            unit = choice.layout.units(placement)[0]
+            # Those that fit on all nodes on which it fits; they need no more ranks.
+            rivals = [other for other in selected if unit % other.layout.units(placement)[0] == 0]
+            if all(choice.seconds.total * (1 + gain) < other.seconds.total for other in rivals):
+                selected.append(choice)
+        if len(selected) <= MOST_LAYOUTS:
+            break
+        candidates = selected if gain == 0 else candidates
     return ChosenLayouts(
         layouts=tuple(
             ChosenLayout(
@@ -240,7 +263,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
                 step_seconds_range=machine.range_of(choice.job, choice.seconds.total, choice.seconds.communication),
                 why=tuple(_reasons(spec, choice, fitting, unfit, limit, machine)),
             )
-            for choice in _selected(spec, fitting)
+            for choice in sorted(selected[:MOST_LAYOUTS], key=lambda each: (each.layout.world_size, each.layout))
         ),
         timed=len(timed),
         device_memory_bytes=device,
@@ -249,45 +272,9 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     )
 
 
-def _layouts_in_range(spec: JobSpec, gpus: GpuRange, machine: Machine) -> Iterator[Layout]:
-    """All layouts in a range of GPUs that the job allows and whose units fit into a node.
-
-    A node may be larger than most that there are now.
-    """
-    node = min(max(machine.cluster.levels[0].fan_out, NODE_GPUS), gpus.max)
-    numbers = numbers_of_replicas(spec.training, 1, gpus.max)
-    for tensor in range(1, min(node, _MOST_TENSOR) + 1):
-        if spec.model.hidden_size % tensor:
-            continue
-        for pipeline in range(1, min(_MOST_PIPELINE, spec.model.num_hidden_layers, gpus.max // tensor) + 1):
-            for replicas in numbers:
-                layout = Layout(tensor, pipeline, replicas)
-                whole = layout.units(spec.resources.placement)[0] <= node
-                if whole and gpus.min <= layout.world_size <= gpus.max and report.legal_at(spec, layout):
-                    yield layout
-
-
 def _speed_order(choice: Choice) -> tuple[float, int, Layout]:
     """Order by speed, then by fewer ranks, then by smaller groups."""
     return choice.seconds.total, choice.layout.world_size, choice.layout
-
-
-def _selected(spec: JobSpec, fitting: Sequence[Choice]) -> list[Choice]:
-    """The layouts that are worth allowing, no more than a job may allow, fewest ranks first."""
-    placement = spec.resources.placement
-    candidates = sorted(fitting, key=lambda choice: (choice.layout.world_size, *_speed_order(choice)))
-    for gain in _GAINS:
-        selected: list[Choice] = []
-        for choice in candidates:
-            unit = choice.layout.units(placement)[0]
-            # Those that fit on all nodes on which it fits; they need no more ranks.
-            rivals = [other for other in selected if unit % other.layout.units(placement)[0] == 0]
-            if all(choice.seconds.total * (1 + gain) < other.seconds.total for other in rivals):
-                selected.append(choice)
-        if len(selected) <= MOST_LAYOUTS:
-            break
-        candidates = selected if gain == 0 else candidates
-    return sorted(selected[:MOST_LAYOUTS], key=lambda choice: (choice.layout.world_size, choice.layout))
 
 
 def _reasons(

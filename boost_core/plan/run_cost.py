@@ -29,10 +29,10 @@ from boost_core.architecture import block_matrix_parameters, parameter_count
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import Layout
-from boost_core.hardware import BYTES
-from boost_core.plan.machine import Machine, energy_of
+from boost_core.hardware import BYTES, device_named
+from boost_core.plan.machine import Machine, kind_of_gpu
 from boost_core.plan.memory import state_copies
-from boost_core.plan.throughput import StepSeconds
+from boost_core.plan.throughput import StepParts
 from boost_core.terminal import duration_in_words, rounded, size_in_words
 
 GPU_MTBF_HOURS = 54 * 24 * 16_384 / 419
@@ -134,7 +134,7 @@ def checkpoint_bytes(spec: JobSpec) -> int:
 
 
 def planned_run(
-    job: JobSpec, layout: Layout, seconds: StepSeconds, copies: int, machine: Machine, conditions: RunConditions,
+    job: JobSpec, layout: Layout, seconds: StepParts, copies: int, machine: Machine, conditions: RunConditions,
     without_a_node: Callable[[JobSpec, Layout, float, Machine], LostNode | None],
 ) -> PlannedRun:  # fmt: skip
     """Plan what all steps take.
@@ -143,7 +143,7 @@ def planned_run(
         job: The job in its layout, with nothing left open (``report.at``).
         layout: The layout.
         seconds: Its step.
-        copies: Bytes of a rank's copies of the state in the host's memory (``RankMemory``).
+        copies: Bytes of a rank's copies of the state in the host's memory (``Memory``).
         machine: What it runs on.
         conditions: Prices, failures and the store.
         without_a_node: ``report.without_a_node``, which plans other layouts.
@@ -153,6 +153,8 @@ def planned_run(
     gpus = layout.world_size * job.resources.gpus_per_worker
     gpu_hours, node = total * gpus / 3600, machine.cluster.levels[0].fan_out
     price = None if conditions.gpu_hour_price is None else conditions.gpu_hour_price * gpu_hours
+    kind = kind_of_gpu(job.resources) if machine.device_bytes is None else None  # descriptions say nothing about power
+    device = device_named(kind) if kind else None
 
     # A checkpoint: how long it is written, and for how long steps wait for it.
     size, nodes = checkpoint_bytes(job), ceil(layout.world_size / node)
@@ -186,7 +188,10 @@ def planned_run(
     if hours is not None and step < inf:
         between = 3600 * hours / (gpus or layout.world_size)
         delta = max(copied / machine.profile.host_bandwidth, stalls(training.steps)[0])
-        best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(_best_interval(delta, between) / step))
+        ratio, interval = delta / (2 * between), between
+        if delta < 2 * between:  # Daly's interval, in seconds
+            interval = sqrt(2 * delta * between) * (1 + sqrt(ratio) / 3 + ratio / 9) - delta
+        best = max(ceil(max(_LEAST_WRITES * written, step) / step), round(interval / step))
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
 
         def useful(every_steps: int) -> float:
@@ -219,7 +224,7 @@ def planned_run(
     run = PlannedRun(
         total_seconds=total,
         gpu_hours=gpu_hours,
-        kilowatt_hours=energy_of(job.resources, machine, gpu_hours),
+        kilowatt_hours=device.watts * gpu_hours / 1000 if device and device.watts else None,
         price=price,
         checkpoint=PlannedCheckpoint(
             bytes=size, gigabytes_per_second=rate / 1e9, write_seconds=written, stall_seconds=stall,
@@ -228,14 +233,6 @@ def planned_run(
         goodput=goodput,
     )  # fmt: skip
     return run.model_copy(update={"words": tuple(_in_words(run, job, layout, step, known is None))})
-
-
-def _best_interval(stall: float, between: float) -> float:
-    """Daly's interval between checkpoints, in seconds, for one that takes ``stall`` and failures ``between`` apart."""
-    if stall >= 2 * between:
-        return between
-    ratio = stall / (2 * between)
-    return sqrt(2 * stall * between) * (1 + sqrt(ratio) / 3 + ratio / 9) - stall
 
 
 def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assumed: bool) -> Iterator[str]:

@@ -22,13 +22,13 @@ precision and the strategy are those of the job.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import count, product
 from math import inf, prod
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -38,29 +38,20 @@ from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import MOST_CONTEXT, Layout, divisors
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
+from boost_core.plan import machine as machines
 from boost_core.plan import report
-from boost_core.plan.machine import (
-    NODE_HOST,
-    SPARE,
-    Basis,
-    Fitted,
-    Machine,
-    MeasuredProfile,
-    NetworkConfig,
-    device_bytes,
-    refuse_unfit_gpu,
-)
-from boost_core.plan.memory import GIB, RankMemory, lack_in_words, lacking, node_bytes, rank_memory
+from boost_core.plan.machine import SPARE, Basis, Fitted, Machine, MeasuredProfile, NetworkConfig, device_bytes
+from boost_core.plan.memory import GIB, Memory, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import MIXED_LESS, CutPlan, Cuts, RecomputeMixes
 from boost_core.plan.run_cost import CONDITIONS, PlannedRun, RunConditions
-from boost_core.plan.throughput import ORDER, HostCopies, Step, StepSeconds
+from boost_core.plan.throughput import ORDER, HostCopies, Step, StepParts
 from boost_core.terminal import rounded
 
 _FEWEST_TOKENS = 4096  # of a sequence on each context parallel rank
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MOST_SEQUENCES = 32  # of a micro-batch, unless the job's own has more
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
-_OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
+_OTHER_ORDER = ("tp", "cp", "dp", "pp")
 _MOST_EFFORT = 30_000  # limit for further cuts; a pipeline takes about the square of its stages times its blocks
 _MOST_BEGUN = 16  # pipelines for which other cuts are tried
 _WORTH_SAYING = 0.01  # share of a step
@@ -68,8 +59,7 @@ _CHANGE = 0.2  # share by which inputs are changed to find those that matter
 _NO_COPIES = HostCopies()
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One way to train the job.
 
     Attributes:
@@ -81,7 +71,7 @@ class Choice:
     """
 
     job: JobSpec
-    seconds: StepSeconds
+    seconds: StepParts
     needed: int
     host: int = 0
     copies: HostCopies = _NO_COPIES
@@ -89,7 +79,7 @@ class Choice:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by part, with those that only the bus takes apart from the rest."""
-        parts = asdict(self.seconds)
+        parts = dict(self.seconds)
         exposed = min(self.copies.exposed, parts["arithmetic"])
         parts["arithmetic"] -= exposed
         parts["update"] -= self.copies.state
@@ -126,8 +116,7 @@ class Choice:
         )
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """Result of a search.
 
     Attributes:
@@ -166,8 +155,7 @@ def search(
     return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order, near, lean).run()
 
 
-@dataclass(frozen=True, order=True)
-class _Shape:
+class _Shape(NamedTuple):
     """A combination, regardless of the number of replicas."""
 
     tensor: int
@@ -183,14 +171,12 @@ class _Pipeline:
     """A combination with a number of replicas, for which other cuts may be tried.
 
     Attributes:
-        job: The job with it, with the default cut and without recomputation.
-        step: Its step.
+        step: The step of the job with it, with the default cut and without recomputation.
         bound: Lower bound on its seconds with the recomputation that it needs.
         fits: Whether it is known to fit, or that it may with recomputation.
         played: The least of its seconds that were simulated.
     """
 
-    job: JobSpec
     step: Step
     bound: float
     fits: bool = False
@@ -213,12 +199,12 @@ class _Search:
         self._limit, self._top, self._order = limit, top, order
         self._offloads = spec.resources.gpus_per_worker > 0 and machine.node_memory_bytes is not None
         self._numbers = count()
-        self._queue: list[tuple[float, int, Callable[[float], object]]] = []  # what to call with its least seconds
+        self._queue: list[tuple[float, int, Any]] = []  # what to call with its least seconds
         self._steps: dict[_Shape, Step] = {}
         self._too_large: set[_Shape] = set()  # without recomputation; then also with any fewer replicas
         self._hopeless: set[_Shape] = set()  # the same, with any recomputation
-        self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, RankMemory]] = {}
-        self._unfit: list[tuple[float, float, JobSpec, Step, RankMemory]] = []
+        self._fastest: dict[tuple[_Shape, int], tuple[float, Step, Memory]] = {}
+        self._unfit: list[tuple[float, float, Step, Memory]] = []
         self._timed = 0
         self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
@@ -240,26 +226,23 @@ class _Search:
             for key, each in self._pipelines.items()
         }
         for key in sorted(expected, key=expected.__getitem__):
-            pipeline = self._pipelines[key]
-            if len(begun) < _MOST_BEGUN and pipeline.step.at_least_however_cut() <= self._slowest_returned():
-                layout = Layout.of(pipeline.job.parallelism)
-                cuts = Cuts(pipeline.job, layout, self._limit, self._machine, self._order)
+            step = self._pipelines[key].step
+            if len(begun) < _MOST_BEGUN and step.at_least_however_cut() <= self._slowest_returned():
+                cuts = Cuts(step.job, step.layout, self._limit, self._machine, self._order)
                 begun.append((self._record(key[0], cuts.plan(cuts.start)), key, cuts))
         effort = 0
         for _, key, cuts in sorted(begun, key=lambda each: each[:2]):
-            pipeline = self._pipelines[key]
-            if effort < _MOST_EFFORT and pipeline.step.at_least_however_cut() <= self._slowest_returned():
-                effort += pipeline.job.parallelism.stages * pipeline.job.model.num_hidden_layers**2
+            step = self._pipelines[key].step
+            if effort < _MOST_EFFORT and step.at_least_however_cut() <= self._slowest_returned():
+                effort += step.job.parallelism.stages * step.job.model.num_hidden_layers**2
                 self._record(key[0], cuts.best())
         most = self._slowest_returned() * (1 + 1e-9)  # simulated and replayed seconds are sums in different orders
-        choices = [
-            self._choice(job, step, memory) for took, job, step, memory in self._fastest.values() if took <= most
-        ]
+        choices = [self._choice(step, memory) for took, step, memory in self._fastest.values() if took <= most]
         choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
         fastest, misfit = choices[0].seconds.total if choices else inf, None
-        for _, bound, job, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
+        for _, bound, step, memory in sorted(self._unfit, key=lambda unfit: unfit[:2]):
             if bound < fastest and (not choices or step.played() < fastest):
-                misfit = self._choice(job, step, memory)
+                misfit = self._choice(step, memory)
                 break
         near = sum(choice.seconds.total <= fastest * (1 + self._near) for choice in choices) if self._near else 0
         return SearchResult(choices[: max(self._top, near)], misfit, self._timed)
@@ -273,22 +256,21 @@ class _Search:
         """Record a cut if it is its layout's fastest yet; return its seconds, infinite if there is none."""
         if plan is None:
             return inf
-        layout = Layout.of(plan.job.parallelism)
-        key = replace(shape, optimizer_offload=0.0), layout.dp  # a choice is the fastest, wherever the state is
+        step = plan.step
+        key = shape._replace(optimizer_offload=0.0), step.layout.dp  # a choice is the fastest, wherever the state is
         if plan.seconds < self._fastest.get(key, (inf,))[0]:
-            memory = rank_memory(plan.job, layout)
-            if not self._lacks(memory, layout):
-                self._fastest[key] = plan.seconds, plan.job, plan.step, memory
+            memory = rank_memory(step.job, step.layout)
+            if not self._lacks(step, memory):
+                self._fastest[key] = plan.seconds, step, memory
         return plan.seconds
 
-    def _choice(self, job: JobSpec, step: Step, memory: RankMemory) -> Choice:
-        layout = Layout.of(job.parallelism)
-        of_node = node_bytes(memory, layout, self._machine)
-        return Choice(job, step.replayed(), memory.total, of_node, step.host_copies)
+    def _choice(self, step: Step, memory: Memory) -> Choice:
+        of_node = node_bytes(memory, step.layout, self._machine)
+        return Choice(step.job, step.replayed(), memory.total, of_node, step.host_copies)
 
-    def _lacks(self, memory: RankMemory, layout: Layout) -> float:
+    def _lacks(self, step: Step, memory: Memory) -> float:
         """Bytes that a rank lacks on its device, plus those that its node's host lacks; 0 if it fits."""
-        of_host = lacking(node_bytes(memory, layout, self._machine), self._machine)
+        of_host = lacking(node_bytes(memory, step.layout, self._machine), self._machine)
         return max(0.0, memory.total - self._limit) + of_host
 
     def _shapes(self) -> Iterator[tuple[_Shape, Sequence[int], float]]:
@@ -301,16 +283,14 @@ class _Search:
             # Numbers of replicas over which the micro-batches split, largest first.
             numbers = divisors(batch // micro_batch)[::-1]
             # Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange.
-            enough = max(1, training.sequence_length // _FEWEST_TOKENS)
-            most_context = min(gpus // tensor, MOST_CONTEXT, enough)
+            most_context = min(gpus // tensor, MOST_CONTEXT, max(1, training.sequence_length // _FEWEST_TOKENS))
             for context in (1 << power for power in range(most_context.bit_length())):
                 alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0], spec.parallelism.optimizer_offload)
                 whole = self._step(alone).of_a_micro_batch()
-                most = min(_MOST_STAGES, layers, gpus // (tensor * context))
-                for pipeline in range(1, most + 1):
+                for pipeline in range(1, min(_MOST_STAGES, layers, gpus // (tensor * context)) + 1):
                     replicas = [number for number in numbers if number * tensor * pipeline * context <= gpus]
                     for schedule in self._schedules if pipeline > 1 else _SCHEDULES[:1]:
-                        yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
+                        yield alone._replace(pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
 
     def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
         """Queue a combination with the largest of some numbers of replicas; the others follow later."""
@@ -318,8 +298,7 @@ class _Search:
         while replicas:
             number, *replicas = replicas
             micro_batches = training.global_batch_size // (shape.micro_batch * number)
-            enough = micro_batches >= shape.pipeline
-            if enough and (shape.schedule == "1f1b" or micro_batches % shape.pipeline == 0):
+            if micro_batches >= shape.pipeline and (shape.schedule == "1f1b" or micro_batches % shape.pipeline == 0):
                 rest = replicas
 
                 def look(_: float, number: int = number, rest: Sequence[int] = rest) -> None:
@@ -331,7 +310,7 @@ class _Search:
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
         """Queue a combination without recomputation, or, where that is known not to fit, with some."""
-        job = self._job(shape, replicas)
+        job, order = self._job(shape, replicas), self._order
         layout = Layout.of(job.parallelism)
         if not report.legal_at(job, layout):
             return
@@ -341,30 +320,25 @@ class _Search:
             return  # as many that share a node have no place
         if shape in self._hopeless:
             if self._offloads and shape.optimizer_offload < 1:
-                self._look_at(replace(shape, optimizer_offload=1.0), replicas)
+                self._look_at(shape._replace(optimizer_offload=1.0), replicas)
             return
         self._timed += 1
-        if self._order == ORDER:
-            step = self._step(shape).sharing(job, layout)
-        else:
-            step = Step(job, layout, self._machine, self._order)
+        step = self._step(shape).sharing(job, layout) if order == ORDER else Step(job, layout, self._machine, order)
         bound = step.at_least()
         if 1 < job.parallelism.stages < job.model.num_hidden_layers:
-            self._pipelines[shape, layout.dp] = _Pipeline(job, step, bound)
-        look: Callable[[float], object] = partial(self._look_closer, shape, job, step)
-        heappush(self._queue, (bound, next(self._numbers), look))
+            self._pipelines[shape, layout.dp] = _Pipeline(step, bound)
+        heappush(self._queue, (bound, next(self._numbers), partial(self._look_closer, shape, step)))
 
-    def _look_closer(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> None:
+    def _look_closer(self, shape: _Shape, step: Step, bound: float) -> None:
         """Simulate a combination; if it does not fit, queue its least costly mix, and it with the state on the host."""
-        if shape not in self._too_large and self._try(shape, job, step, bound):
+        if shape not in self._too_large and self._try(shape, step, bound):
             return
-        layout = Layout.of(job.parallelism)
-        mixes = RecomputeMixes(job, layout, self._machine)
+        layout = step.layout
+        mixes = RecomputeMixes(step.job, layout, self._machine)
         lean, memory = mixes.leanest()
-        hosts_lack = self._hosts_lack(shape, job, memory)
-        if hosts_lack or mixes.lightest.total > self._limit * (1 + MIXED_LESS):
+        if self._hosts_lack(shape, layout, memory) or mixes.lightest.total > self._limit * (1 + MIXED_LESS):
             step = Step(lean, layout, self._machine, self._order)
-            self._unfit.append((self._lacks(memory, layout), bound, lean, step, memory))
+            self._unfit.append((self._lacks(step, memory), bound, step, memory))
             if _with_any_replicas(mixes.lightest, lean) > self._limit * (1 + MIXED_LESS):
                 self._hopeless.add(shape)
         else:
@@ -372,40 +346,39 @@ class _Search:
             for mixed in mixes.ways(self._limit):
                 step = Step(mixed, layout, self._machine, self._order)
                 bounds.append(max(bound, step.at_least()))
-                look: Callable[[float], object] = partial(self._try, shape, mixed, step)
-                heappush(self._queue, (bounds[-1], next(self._numbers), look))
+                heappush(self._queue, (bounds[-1], next(self._numbers), partial(self._try, shape, step)))
             if each := self._pipelines.get((shape, layout.dp)):
                 each.fits, each.bound = True, min(bounds)
         if self._offloads and shape.optimizer_offload < 1:
-            self._look_at(replace(shape, optimizer_offload=1.0), job.parallelism.data_parallel_size)
+            self._look_at(shape._replace(optimizer_offload=1.0), layout.dp)
 
-    def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
+    def _try(self, shape: _Shape, step: Step, bound: float) -> bool:
         """Simulate a job if it fits."""
-        layout = Layout.of(job.parallelism)
+        job, layout = step.job, step.layout
         memory = rank_memory(job, layout)
-        lacks = self._lacks(memory, layout)
+        lacks = self._lacks(step, memory)
         if not lacks:
             total = step.played()
             if each := self._pipelines.get((shape, layout.dp)):
                 each.fits, each.played = True, min(each.played, total)
-            key = replace(shape, optimizer_offload=0.0), layout.dp
+            key = shape._replace(optimizer_offload=0.0), layout.dp
             if total < self._fastest.get(key, (inf,))[0]:
-                self._fastest[key] = total, job, step, memory
+                self._fastest[key] = total, step, memory
             return True
-        self._unfit.append((lacks, bound, job, step, memory))
-        if self._hosts_lack(shape, job, memory):
+        self._unfit.append((lacks, bound, step, memory))
+        if self._hosts_lack(shape, layout, memory):
             return True  # no recomputation makes room there
         if job.parallelism.recompute == "none" and _with_any_replicas(memory, job) > self._limit:
             self._too_large.add(shape)
         return False
 
-    def _hosts_lack(self, shape: _Shape, job: JobSpec, memory: RankMemory) -> bool:
+    def _hosts_lack(self, shape: _Shape, layout: Layout, memory: Memory) -> bool:
         """Whether nodes' hosts have too little memory for a job, which is then dropped.
 
         With fewer replicas, either fewer ranks share the state or fewer ranks are on a node: so a node needs least
         either with one replica or with the most.
         """
-        layout, on = Layout.of(job.parallelism), self._machine
+        on = self._machine
         if not lacking(node_bytes(memory, layout, on), on):
             return False
         self._pipelines.pop((shape, layout.dp), None)
@@ -436,7 +409,7 @@ class _Search:
         return job.model_copy(update={"training": training, "elasticity": None})
 
 
-def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
+def _with_any_replicas(memory: Memory, job: JobSpec) -> float:
     """Bytes that a job needs at least with its number of replicas, or fewer: these share less of its state."""
     sums = BYTES["fp32"] * memory.weights // BYTES[job.training.precision]
     return memory.weights + sums + memory.activations
@@ -453,7 +426,7 @@ def search_as_reported(
     Arguments as for ``search``.
     """
     result = search(spec, gpus, machine, device_bytes, top, order, NEAR_TIE)
-    return replace(result, choices=simplest_first(result.choices, Layout.of(spec.parallelism)))
+    return result._replace(choices=simplest_first(result.choices, Layout.of(spec.parallelism)))
 
 
 def simplest_first(choices: Sequence[Choice], own: Layout) -> Sequence[Choice]:
@@ -494,10 +467,8 @@ def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iter
         yield from because_of_hosts(first, device_bytes * (1 - SPARE), machine)
     if result.misfit is not None:
         lacks = result.misfit.needed - device_bytes * (1 - SPARE)
-        if lacks > 0:
-            what = f"lacks {lacks / GIB:.1f} GiB of {device_bytes / GIB:.1f} GiB per GPU ({SPARE:.0%} is kept free)"
-        else:
-            what = lack_in_words(result.misfit.host, machine)
+        of_gpu = f"lacks {lacks / GIB:.1f} GiB of {device_bytes / GIB:.1f} GiB per GPU ({SPARE:.0%} is kept free)"
+        what = of_gpu if lacks > 0 else lack_in_words(result.misfit.host, machine)
         yield f"{result.misfit} would take {rounded(result.misfit.seconds.total)} s, but {what}"
 
 
@@ -538,8 +509,7 @@ def largest_part(choice: Choice) -> str:
 
 def longer(other: Choice, first: Choice) -> str:
     """Say by how much one choice is slower, and which part contributes most."""
-    parts = first.parts
-    more = {name: there - parts[name] for name, there in other.parts.items()}
+    more = {name: there - first.parts[name] for name, there in other.parts.items()}
     name = max(more, key=lambda name: more[name])
     ratio = other.seconds.total / first.seconds.total - 1
     if ratio < 0:
@@ -549,14 +519,11 @@ def longer(other: Choice, first: Choice) -> str:
     return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if more[name] > 0 else "as long"
 
 
-def sensitivities(
-    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, first: Choice | None
-) -> Iterator[str]:
+def sensitivities(spec: JobSpec, gpus: int, machine: Machine, memory: float, first: Choice | None) -> Iterator[str]:
     """List the inputs that, changed by the share ``_CHANGE``, would change the first choice, and to what."""
-    ways = (_scaled(machine, device_bytes, 1 + sign * _CHANGE) for sign in (-1, 1))
-    for both in zip(*ways, strict=True):
-        for sign, (name, scaled, memory) in zip((-1, 1), both, strict=True):
-            other = next(iter(search_as_reported(spec, gpus, scaled, memory).choices), None)
+    for both in zip(*(_scaled(machine, memory, 1 + sign * _CHANGE) for sign in (-1, 1)), strict=True):
+        for sign, (name, scaled, scaled_memory) in zip((-1, 1), both, strict=True):
+            other = next(iter(search_as_reported(spec, gpus, scaled, scaled_memory).choices), None)
             if str(other) != str(first):
                 yield f"with {name} {sign * _CHANGE:+.0%}: {other or 'nothing would fit'}"
 
@@ -572,8 +539,7 @@ def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tu
     yield "the memory's bandwidth", replace(machine, profile=scaled), device_bytes
     for index, level in enumerate(levels):
         link = replace(level.link, bytes_per_second=level.link.bytes_per_second * factor)
-        others = (*levels[:index], replace(level, link=link), *levels[index + 1 :])
-        cluster = replace(machine.cluster, levels=others)
+        cluster = replace(machine.cluster, levels=(*levels[:index], replace(level, link=link), *levels[index + 1 :]))
         yield f"the link of a {level.name}", replace(machine, cluster=cluster), device_bytes
     yield "the memory's size", machine, device_bytes * factor
     if machine.node_memory_bytes is not None:
@@ -583,20 +549,17 @@ def _scaled(machine: Machine, device_bytes: float, factor: float) -> Iterator[tu
         yield "the size of hosts' memory", replace(machine, node_memory_bytes=hosts), device_bytes
 
 
-def other_orders(
-    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float, first: Choice | None
-) -> Iterator[str]:
+def other_orders(spec: JobSpec, gpus: int, machine: Machine, memory: float, first: Choice | None) -> Iterator[str]:
     """Say what other orders of ranks over the network's levels would gain, though gangs do not support them.
 
     Tensor parallel ranks stay innermost, and context parallel ones next to them.
     """
-    for order in _OTHER_ORDERS:
-        for other in search_as_reported(spec, gpus, machine, device_bytes, order=order).choices[:1]:
-            if first and (gain := 1 - other.seconds.total / first.seconds.total) >= _WORTH_SAYING:
-                yield (
-                    f"with ranks in the order {', '.join(order)}, which gangs do not support: {other}, "
-                    f"{rounded(other.seconds.total)} s, {gain:.1%} less"
-                )
+    for other in search_as_reported(spec, gpus, machine, memory, order=_OTHER_ORDER).choices[:1]:
+        if first and (gain := 1 - other.seconds.total / first.seconds.total) >= _WORTH_SAYING:
+            yield (
+                f"with ranks in the order {', '.join(_OTHER_ORDER)}, which gangs do not support: {other}, "
+                f"{rounded(other.seconds.total)} s, {gain:.1%} less"
+            )
 
 
 # Report of a search, for people and programs.
@@ -640,7 +603,7 @@ class PlanSearch(Config):
             ValueError: The profile is of another precision, or nothing is known of the job's kind of GPU.
         """
         if self.profile is None and (self.cluster is None or self.cluster.device is None):
-            refuse_unfit_gpu(spec)
+            machines.refuse_unfit_gpu(spec)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
         machine = basis.machine(spec) if self.cluster is None else self.cluster.machine(spec, self.profile)
         return machine.joined_at(self.network_gigabits)
@@ -652,7 +615,7 @@ class PlannedChoice(PlannedRun, report.PlannedStep):
     text: str
     patch: dict[str, Any] = Field(description="JSON merge patch that turns the job into this choice.")
     memory_bytes: int = Field(description="Device memory of the rank that needs most.")
-    step_parts: report.StepParts
+    step_parts: StepParts
     tokens_per_second: float
 
 
@@ -669,7 +632,7 @@ class SearchReport(Config):
     published: report.PublishedRun | None = Field(None, description=report.PUBLISHED_RUN)
     combinations: int = Field(description="Number of combinations of sizes, micro-batches and schedules timed.")
     device_memory_bytes: int | None = Field(description="Memory of the requested GPU model; null if unknown.")
-    node_memory_bytes: int | None = Field(None, description=NODE_HOST)
+    node_memory_bytes: int | None = Field(None, description=machines.NODE_HOST)
     provenance: Provenance = Field(description=PROVENANCE)
     context: report.PlannedContext | None = Field(
         None, description="Context parallelism of the first choice, as in its plan; null without it."
@@ -707,16 +670,26 @@ def search_report(
     limit = inf if device is None else device
     result = search_as_reported(spec, request.gpus, machine, limit, request.top)
     fastest = min(result.choices, key=lambda choice: choice.seconds.total, default=None)
-    result = replace(result, choices=result.choices[: request.top])
+    result = result._replace(choices=result.choices[: request.top])
     first = result.choices[0] if result.choices else None
     why = list(reasons(result, limit, machine))
-    if first is None or fastest is None:
-        why.extend(_more_gpus(spec, request.gpus, machine, limit))
+    if first is None or fastest is None:  # how many GPUs would do, by doubling their number
+        gpus, took = request.gpus, 0.0
+        while took < _LAST_SECONDS and 2 * gpus <= min(_MOST_GPUS, machine.cluster.size):
+            gpus *= 2
+            begun = time.thread_time()
+            if enough := search(spec, gpus, machine, limit, 1, lean=True).choices:
+                why.append(f"{gpus:,} GPUs would do: {enough[0]}, {rounded(enough[0].seconds.total)} s")
+                break
+            took = time.thread_time() - begun
+        else:
+            why.append(f"{gpus:,} GPUs would not do")
     elif (used := first.layout.world_size) < request.gpus:
         batch, replica = spec.training.common_batch, used // first.layout.dp
-        sequences = f"{batch:,} sequences per step"
-        if batch != spec.training.global_batch_size:
-            sequences = f"{batch:,} sequences, the greatest common divisor of all batch sizes,"
+        whole = batch == spec.training.global_batch_size
+        sequences = (
+            f"{batch:,} sequences{' per step' if whole else ', the greatest common divisor of all batch sizes,'}"
+        )
         numbers, most = divisors(batch), request.gpus // replica
         fewer = sum(number <= request.gpus for number in numbers)
         among = f"among {', '.join(f'{number:,}' for number in numbers[max(fewer - 3, 0) : fewer + 1])}"
@@ -754,16 +727,3 @@ def search_report(
         would_change=tuple(sensitivities(spec, request.gpus, machine, limit, first)) if request.explain else (),
         other_orders=tuple(other_orders(spec, request.gpus, machine, limit, first)) if request.explain else (),
     )
-
-
-def _more_gpus(spec: JobSpec, gpus: int, machine: Machine, limit: float) -> Iterator[str]:
-    """Say how many GPUs would do for a job that does not fit, by doubling their number."""
-    took, most = 0.0, min(_MOST_GPUS, machine.cluster.size)
-    while took < _LAST_SECONDS and 2 * gpus <= most:
-        gpus *= 2
-        begun = time.thread_time()
-        if choices := search(spec, gpus, machine, limit, 1, lean=True).choices:
-            yield f"{gpus:,} GPUs would do: {choices[0]}, {rounded(choices[0].seconds.total)} s"
-            return
-        took = time.thread_time() - begun
-    yield f"{gpus:,} GPUs would not do"

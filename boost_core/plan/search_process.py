@@ -89,11 +89,9 @@ def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) 
 
 
 def _apart(task: SearchTask, timeout_seconds: float, kind: type[Result], remedy: str) -> Result:
-    command = [sys.executable, "-m", "boost_core.plan.search_process"]
+    command, sent = [sys.executable, "-m", "boost_core.plan.search_process"], task.model_dump_json().encode()
     try:
-        done = subprocess.run(
-            command, input=task.model_dump_json().encode(), capture_output=True, timeout=timeout_seconds, check=True
-        )
+        done = subprocess.run(command, input=sent, capture_output=True, timeout=timeout_seconds, check=True)
     except subprocess.TimeoutExpired as error:
         raise TooLong(f"this search took longer than {timeout_seconds:g} s; {remedy}") from error
     except subprocess.CalledProcessError as error:

@@ -40,23 +40,17 @@ from functools import cached_property, lru_cache, partial
 from operator import mul
 from typing import NamedTuple
 
+from pydantic import Field
+
 from boost_core import architecture
 from boost_core.architecture import Role, Stage
+from boost_core.config.base import Frozen
 from boost_core.config.job import JobSpec, rank_tokens
 from boost_core.config.model import LAST_QUERIES, SAMPLED_QUERIES, Activation, ModelConfig
 from boost_core.config.parallelism import TRAITS, Layout, ParallelismConfig, RecomputeMode
 from boost_core.context.selection import attention_layer, sent_between_nodes, wire
 from boost_core.hardware import BYTES, Link
-from boost_core.plan.machine import (
-    Cluster,
-    Factors,
-    Machine,
-    PredictedCommunication,
-    Row,
-    Work,
-    attention_kernel,
-    captures_steps,
-)
+from boost_core.plan.machine import Cluster, Factors, Machine, PredictedCommunication, Row, Work, captures_steps
 from boost_core.plan.memory import PRECISE, BlockSplit, activations, state_bytes
 from boost_core.plan.replay import StageSeconds, at_least, play
 
@@ -75,7 +69,7 @@ from boost_core.plan.replay import StageSeconds, at_least, play
 # passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm with its own
 #             pass 4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's
 #             product 3m and 5m; latents that are scaled or activated 2 and 3 of each, three times that where the
-#             previous block's latents cross into them; channels that a projection scales 3 and 4 of each
+#             previous block's latents cross into them
 # head        logits, and backward those again, with two passes over them each; gathered hidden vectors
 # embedding   rows both ways; and backward a gradient of the whole table, whose bytes do not depend on the tokens
 # ==========  ==========================================================================================================
@@ -112,15 +106,12 @@ class Product:
         """Return the work of the product, and of the gradients of its input and weight, given the bytes per element."""
         read, written = self.rows * self.inputs * self.inner, self.rows * self.matrices * self.outer
         moved, flops = (read + written + self.weights) * element, 2 * self.rows * self.weights
-        in_16_bits = Work(flops, 0.0, moved, self.starts)
-        each = replace(in_16_bits, product_flops=0.0, fp8_flops=flops) if fp8 else in_16_bits
-        return Passes(
-            replace(each, outputs=written), replace(each, outputs=read), replace(in_16_bits, outputs=self.weights)
-        )
+        plain = Work(flops, 0.0, moved, self.starts)
+        each = replace(plain, product_flops=0.0, fp8_flops=flops) if fp8 else plain
+        return Passes(replace(each, outputs=written), replace(each, outputs=read), replace(plain, outputs=self.weights))
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(NamedTuple):
     """Work of a micro-batch.
 
     Attributes:
@@ -179,17 +170,11 @@ def _block_work(
     norm = 0 if sharding.residual and parallelism.norm == "fused" else residual
     forward_passes = 6 * residual + 4 * norm + 2 * turned + 3 * mlp
     backward_passes = 6 * residual + 8 * norm + 2 * turned + 5 * mlp
-    groups = architecture.grouped_projections(model)
-    scaled = 0  # channels that the block's projections scale one by one
-    for group in groups:
-        weights_of_group = architecture.projection_weights(model, group).values()
-        scaled += sum(math.prod(spec.shape) for spec in weights_of_group if spec.role is Role.CHANNELS)
-    scaled //= split
-    forward_passes, backward_passes = forward_passes + 3 * scaled, backward_passes + 4 * scaled
     if model.qk_norm:
         forward_passes, backward_passes = forward_passes + 4 * turned, backward_passes + 8 * turned
     if model.bottleneck_activation is not Activation.LINEAR or (sharding.residual and parallelism.norm != "sync"):
-        latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)
+        projections = sum(len(group.wide_outs) for group in architecture.grouped_projections(model))
+        latents = projections * (model.rank or 0) // (size if sharding.latents else 1)
         crossings = 3 if model.lax is not None else 1  # sum and norm besides
         forward_passes += 2 * crossings * latents
         backward_passes += 3 * crossings * latents
@@ -198,9 +183,8 @@ def _block_work(
     backward = of_inputs + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"nothing": Work(), "segments": of_latents, "all": forward}[TRAITS[mode].again]
-    # Where any block recomputes, each half has a backward pass of its own, and adds its products to the sums.
-    apart = parallelism.recompute_text not in ("none", "auto") or parallelism.context_parallel_size > 1
-    apart = apart or TRAITS[mode].again != "nothing"
+    # Where blocks recompute, each half has a backward pass of its own, and adds its products to the sums.
+    apart = TRAITS[mode].again != "nothing" or parallelism.context_parallel_size > 1
     parts = 2 if parallelism.split_micro_batch and apart else 1
     sums = Work(moved_bytes=(element + 2 * PRECISE) * weights * parts)
     gradients = sum((work.weight_gradients for _, work in works), sums)
@@ -298,12 +282,9 @@ def group_seconds(cluster: Cluster, row: Row, collective: str, payload_bytes: fl
     if not spread:
         return 0.0
     # A ring through all levels: in each step some rank waits for the slowest link.
-    slowest = Link(
-        max(link.base_seconds for link, _ in spread),
-        max(link.hop_seconds for link, _ in spread),
-        min(link.bytes_per_second for link, _ in spread),
-        "the slowest of several levels",
-    )
+    figures = ((link.base_seconds, link.hop_seconds, link.bytes_per_second) for link, _ in spread)
+    starts, hops, rates = zip(*figures, strict=True)
+    slowest = Link(max(starts), max(hops), min(rates), "the slowest of several levels")
     flat = collective_seconds(slowest, collective, math.prod(row), payload_bytes, calls)
     if len(spread) == 1:
         return flat
@@ -358,31 +339,21 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> L
 
 
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
-_GRADIENT_BYTES = BYTES["fp32"]
 BUCKET_ELEMENTS = 1 << 25  # of gradients that are reduced together (``optim.zero``)
 
 ORDER = ("tp", "cp", "pp", "dp")  # of ranks, the innermost first, as ``Layout.coordinates`` has it
 
 
-@dataclass(frozen=True)
-class StepSeconds:
-    """Breakdown of a step's seconds on the slowest pipeline rank.
+class StepParts(Frozen):
+    """Breakdown of a step's seconds on the slowest pipeline rank."""
 
-    Attributes:
-        arithmetic: Computation and memory traffic, with exposed copies of what blocks keep in the host's memory.
-        exchange: Exposed tensor parallel collectives.
-        sends: Transfers between pipeline stages.
-        idle: Waiting while the pipeline fills and drains.
-        reduction: Exposed reduction of gradients between replicas, and gathering of weights.
-        update: The optimizer, including copies of state kept in the host's memory.
-    """
-
-    arithmetic: float
-    exchange: float
-    sends: float
-    idle: float
-    reduction: float
-    update: float
+    # With exposed copies of what blocks keep in the host's memory.
+    arithmetic: float = Field(description="Matrix products, attention and passes over memory.")
+    exchange: float = Field(description="Exposed tensor parallel collectives.")
+    sends: float = Field(description="Transfers between pipeline stages.")
+    idle: float = Field(description="Waiting while the pipeline fills and drains.")
+    reduction: float = Field(description="Exposed collectives of gradients, and of weights, between replicas.")
+    update: float = Field(description="The optimizer, including copies of state kept in the host's memory.")
 
     @property
     def total(self) -> float:
@@ -395,14 +366,13 @@ class StepSeconds:
         return self.exchange + self.reduction
 
 
-@dataclass(frozen=True)
-class HostCopies:
+class HostCopies(NamedTuple):
     """A step's copies over the bus to the host's memory and back.
 
     Attributes:
         crossing: Seconds of those of what blocks keep.
-        exposed: Seconds of these that nothing hides; part of ``StepSeconds.arithmetic``.
-        state: Seconds of those of the optimizer's state; part of ``StepSeconds.update``.
+        exposed: Seconds of these that nothing hides; part of ``StepParts.arithmetic``.
+        state: Seconds of those of the optimizer's state; part of ``StepParts.update``.
     """
 
     crossing: float = 0.0
@@ -422,8 +392,7 @@ class _MicroBatch(NamedTuple):
         return _MicroBatch(rest * self.arithmetic, factors.communication * self.exchange, rest * self.sends)
 
 
-@dataclass(frozen=True)
-class BlockSeconds:
+class BlockSeconds(NamedTuple):
     """Seconds of one block in one mode for a micro-batch, without a correction.
 
     Attributes:
@@ -458,8 +427,7 @@ class BlockSeconds:
 
     def total(self, factors: Factors) -> float:
         """Return the seconds of everything, corrected."""
-        exchange = self.exchange_forward + self.exchange_backward
-        return factors.rest * self.computed + factors.communication * exchange
+        return factors.rest * self.computed + factors.communication * (self.exchange_forward + self.exchange_backward)
 
 
 class Step:
@@ -473,6 +441,8 @@ class Step:
         modes: What blocks may keep besides, for ``blocks`` and ``keeping``.
 
     Attributes:
+        job: The job.
+        layout: Its layout.
         usual: Factors that correct shapes that have not run.
 
     Raises:
@@ -483,16 +453,14 @@ class Step:
         self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER,
         modes: Sequence[RecomputeMode] = (),
     ) -> None:  # fmt: skip
-        kernel, length = attention_kernel(job), job.training.sequence_length
-        self._profile = machine.profile.attending(kernel, length, job.model.head_size)
+        self._profile = machine.profile.attending(job)
         self._cluster, self._order = machine.cluster, order
         self._over = partial(group_seconds, machine.cluster)
         self._fitted = machine.fitted
         self.usual = self._fitted.factors if self._fitted else Factors()
         self._least = self._fitted.least if self._fitted else Factors()
         self._place(job, layout)
-        self._element = BYTES[job.training.precision]
-        self._tokens = rank_tokens(job)
+        self._element, self._tokens = BYTES[job.training.precision], rank_tokens(job)
         self._head, self._embedding = head_work(job), embedding_work(job)
         self._sharding = architecture.chosen_sharding(job.model, job.parallelism)
         # For the head, hidden vectors are gathered, and their gradients; where they are whole, these are summed up. For
@@ -509,7 +477,7 @@ class Step:
         self._block = {mode: block_work(job, mode) for mode in set(modes).union(*self._rank_modes)}
 
     def _cut(self) -> None:
-        job, size = self._job, self._layout.pp
+        job, size = self.job, self.layout.pp
         stages = architecture.cut(job.model, job.parallelism, job.training.sequence_length)
         self._stages: list[Sequence[Stage]] = [stages[rank::size] for rank in range(size)]
         self._rank_modes: list[Mapping[RecomputeMode, int]] = []  # of each rank: how many blocks are in each mode
@@ -521,9 +489,8 @@ class Step:
         self._cached_stages: dict[Factors, list[list[StageSeconds]]] = {}
 
     def _place(self, job: JobSpec, layout: Layout) -> None:
-        self._job, self._layout = job, layout
-        sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
-        rows = dict(zip(self._order, self._cluster.rows([sizes[name] for name in self._order]), strict=True))
+        self.job, self.layout = job, layout
+        rows = dict(zip(self._order, self._cluster.rows([getattr(layout, name) for name in self._order]), strict=True))
         self._tensor_row, self._context_row, self._pipeline_row = rows["tp"], rows["cp"], rows["pp"]
         # Those with the same weights, wherever they are; and those that share a weight's update: LORO's and Muon's
         # factors are whole on each.
@@ -547,29 +514,31 @@ class Step:
         other = copy(self)
         for name in ("_reduced", "_ranks"):
             other.__dict__.pop(name, None)
-        other._job = job
+        other.job = job
         other._cut()
         return other
 
-    def replayed(self) -> StepSeconds:
+    def replayed(self) -> StepParts:
         """The step's seconds, played."""
-        factors, schedule = self._factors, self._job.parallelism.pipeline_schedule
+        factors, schedule = self._factors, self.job.parallelism.pipeline_schedule
         ranks, stages = [rank.corrected(factors) for rank in self._ranks], self._stage_seconds(factors)
-        micro_batches, update = self._micro_batches, factors.rest * self._update
-        busiest = max(ranks, key=lambda rank: rank.arithmetic + rank.exchange)
+        micro_batches, busiest = self._micro_batches, max(ranks, key=lambda rank: rank.arithmetic + rank.exchange)
         without_sends = [[replace(stage, send=0.0) for stage in own] for own in stages]
         ended = play(stages, schedule, micro_batches)
         computed = max(play(without_sends, schedule, micro_batches))
         arithmetic, exchange = micro_batches * busiest.arithmetic, micro_batches * busiest.exchange
-        idle, reduced = computed - arithmetic - exchange, self._done(ended, factors)
-        return StepSeconds(arithmetic, exchange, max(ended) - computed, max(0.0, idle), reduced - max(ended), update)
+        sends, idle = max(ended) - computed, max(0.0, computed - arithmetic - exchange)
+        reduction, update = self._done(ended, factors) - max(ended), factors.rest * self._update
+        return StepParts(
+            arithmetic=arithmetic, exchange=exchange, sends=sends, idle=idle, reduction=reduction, update=update
+        )
 
     def at_least(self) -> float:
         """Seconds that ``replayed`` is never below, in far less time.
 
         Corrected by the least factors of any shape, so that it holds for all jobs that share these passes.
         """
-        factors, schedule = self._least, self._job.parallelism.pipeline_schedule
+        factors, schedule = self._least, self.job.parallelism.pipeline_schedule
         ended = at_least(self._stage_seconds(factors), schedule, self._micro_batches)
         return self._done(ended, factors) + factors.rest * self._update
 
@@ -581,14 +550,14 @@ class Step:
         passes, a share of t each: so the step is at least W + (m − 1)·t less these, of all ranks. Under the others a
         rank waits at least for a block of each rank before it. And some rank has at least its even share of blocks.
         """
-        model, size, micro_batches = self._job.model, self._layout.pp, self._micro_batches
+        model, size, micro_batches = self.job.model, self.layout.pp, self._micro_batches
         (mode,), factors = self._block, self._least
         layers, even = model.num_hidden_layers, -(-model.num_hidden_layers // size)
         forward, backward, weight_gradients = self.blocks[mode].passes(factors)
         block, head = self.blocks[mode].total(factors), self.of_the_head(factors)
         whole = layers * block + head
         sends = [factors.rest * self._between(place, 0) for place in range(size - 1)]
-        schedule = self._job.parallelism.pipeline_schedule
+        schedule = self.job.parallelism.pipeline_schedule
         if schedule == "1f1b":
             ahead = forward / block
             ended = whole + 2 * sum(sends) + whole / sum(1 / (micro_batches - 1 - rank * ahead) for rank in range(size))
@@ -604,7 +573,7 @@ class Step:
 
     def played(self) -> float:
         """All of ``replayed``, in half its time."""
-        factors, schedule = self._factors, self._job.parallelism.pipeline_schedule
+        factors, schedule = self._factors, self.job.parallelism.pipeline_schedule
         ended = play(self._stage_seconds(factors), schedule, self._micro_batches)
         return self._done(ended, factors) + factors.rest * self._update
 
@@ -619,43 +588,39 @@ class Step:
         ranks = [rank.corrected(self._least) for rank in self._ranks]
         return sum(rank.arithmetic + rank.exchange for rank in ranks)
 
-    def parts(self) -> StepSeconds:
+    def parts(self) -> StepParts:
         """The step's seconds, by the formula."""
         factors, micro_batches = self._factors, self._micro_batches
         slowest, others = self._slowest_and_others(factors)
-        return StepSeconds(
-            micro_batches * slowest.arithmetic,
-            micro_batches * slowest.exchange,
-            micro_batches * slowest.sends,
-            _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * sum(others),
-            factors.communication * self._largest_reduction,
-            factors.rest * self._update,
+        largest = map(max, zip(*self._reduced, strict=True))  # as though most weights had the longest backward pass
+        arithmetic, exchange, sends = (micro_batches * seconds for seconds in slowest)
+        idle = _IDLE_SHARE[self.job.parallelism.pipeline_schedule] * sum(others)
+        reduction, update = factors.communication * self._reduction(*largest), factors.rest * self._update
+        return StepParts(
+            arithmetic=arithmetic, exchange=exchange, sends=sends, idle=idle, reduction=reduction, update=update
         )
 
     def communication(self) -> PredictedCommunication:
         """The exposed collectives of the first pipeline rank, without a correction."""
         none, micro_batches = Factors(), self._micro_batches
         slowest, others = self._slowest_and_others(none)
-        idle_share = _IDLE_SHARE[self._job.parallelism.pipeline_schedule]
+        idle_share = _IDLE_SHARE[self.job.parallelism.pipeline_schedule]
         rest = micro_batches * (slowest.arithmetic + slowest.sends) + self._update
         rest += idle_share * (others.arithmetic + others.sends)
-        along = micro_batches * slowest.exchange + idle_share * others.exchange + self._largest_reduction
+        largest = map(max, zip(*self._reduced, strict=True))  # as in ``parts``
+        along = micro_batches * slowest.exchange + idle_share * others.exchange + self._reduction(*largest)
         own = micro_batches * self._ranks[0].exchange + self._reduction(*self._reduced[0])
         return PredictedCommunication(own, along / (along + rest))
 
     def _slowest_and_others(self, factors: Factors) -> tuple[_MicroBatch, _MicroBatch]:
         """The slowest pipeline rank's seconds for a micro-batch, and the sum of all others'."""
         first, *others = sorted((rank.corrected(factors) for rank in self._ranks), key=lambda rank: -sum(rank))
-        return first, _MicroBatch(
-            sum(rank.arithmetic for rank in others),
-            sum(rank.exchange for rank in others),
-            sum(rank.sends for rank in others),
-        )
+        return first, _MicroBatch(*map(sum, zip((0.0, 0.0, 0.0), *others, strict=True)))
 
     @property
     def _factors(self) -> Factors:
         """What the prediction is multiplied by, according to jobs that have run."""
-        return self._fitted.of(self._job).factors if self._fitted else Factors()
+        return self._fitted.of(self.job).factors if self._fitted else Factors()
 
     @property
     def _update(self) -> float:
@@ -666,45 +631,40 @@ class Step:
     @property
     def exact_seconds(self) -> float:
         """Seconds of a step's arithmetic in fp64 at least, uncorrected: LORO's share of exact steps, or Muon's."""
-        optimizer, model, tp = self._job.optimizer, self._job.model, self._layout.tp
-        most = max(sum(len(stage.layers) for stage in own) for own in self._stages)
-        flops = 0.0
+        optimizer, every = self.job.optimizer, 1
         if optimizer.loro is not None:
-            flops = architecture.exact_step_flops(model, most, tp) / optimizer.loro.exact_every_steps
-        elif optimizer.kind == "muon":
-            flops = architecture.muon_step_flops(model, most, tp)
-        return flops / self._profile.precise_flops
+            every = optimizer.loro.exact_every_steps
+        elif optimizer.kind != "muon":  # LORO's lazy steps need none
+            return 0.0
+        most = max(sum(len(stage.layers) for stage in own) for own in self._stages)
+        flops = architecture.precise_step_flops(optimizer.kind, self.job.model, most, self.layout.tp)
+        return flops / every / self._profile.precise_flops
 
     @property
     def host_copies(self) -> HostCopies:
         """A step's copies to and from the host's memory; those of what blocks keep on the rank with most of each."""
-        rest, blocks = self._factors.rest, self.blocks
-        waits = [sum(self._before_backward(stage)[1] for stage in own) for own in self._stages]
-        exposed = [
-            wait + sum(count * blocks[mode].exposed_copies for mode, count in modes.items())
-            for wait, modes in zip(waits, self._rank_modes, strict=True)
-        ]
-        crossing = [
-            sum(2 * count * blocks[mode].copy for mode, count in modes.items() if TRAITS[mode].on_host)
-            for modes in self._rank_modes
-        ]
-        of_a_step = rest * self._micro_batches
+        exposed, crossing = [], []
+        for own, modes in zip(self._stages, self._rank_modes, strict=True):
+            blocks = [(count, self.blocks[mode]) for mode, count in modes.items()]
+            waits = sum(self._before_backward(stage)[1] for stage in own)
+            exposed.append(waits + sum(count * block.exposed_copies for count, block in blocks))
+            crossing.append(sum(2 * count * block.copy for count, block in blocks))
+        rest, of_a_step = self._factors.rest, self._factors.rest * self._micro_batches
         return HostCopies(of_a_step * max(crossing), of_a_step * max(exposed), rest * self._state_copies)
 
     @property
     def _state_copies(self) -> float:
         """Seconds of copies of the optimizer's state, uncorrected: both ways one after the other, hidden by nothing."""
-        if self._job.parallelism.optimizer_offload == 0:
+        if self.job.parallelism.optimizer_offload == 0:
             return 0.0
-        ranks = (state_bytes(self._job, stages, self._element) for stages in self._stages)
+        ranks = (state_bytes(self.job, stages, self._element) for stages in self._stages)
         return max(sum(group.passing for group in groups) for groups in ranks) / self._profile.host_bandwidth
 
     @cached_property
     def _reduced(self) -> list[tuple[float, float]]:
         """Each rank's weights, and the seconds of its blocks' backward pass, which hides a part of their reduction."""
-        seconds = {
-            mode: self._profile.seconds(each.backward + each.weight_gradients) for mode, each in self._block.items()
-        }
+        of, works = self._profile.seconds, self._block.items()
+        seconds = {mode: of(each.backward + each.weight_gradients) for mode, each in works}
         return [
             (self._weights(stages), sum(count * seconds[mode] for mode, count in modes.items()))
             for stages, modes in zip(self._stages, self._rank_modes, strict=True)
@@ -717,18 +677,16 @@ class Step:
         ranks = []
         for stages, modes in zip(self._stages, self._rank_modes, strict=True):
             first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-            before = [self._before_backward(stage) for stage in stages]
-            arithmetic = sum(count * self.blocks[mode].computed for mode, count in modes.items()) + last * head
-            arithmetic += first * embedding + sum(copy for _, copy in before)
-            exchange = sum(
-                count * (self.blocks[mode].exchange_forward + self.blocks[mode].exchange_backward)
-                for mode, count in modes.items()
-            )
+            gathers, copies = zip(*map(self._before_backward, stages), strict=True)
+            blocks = [(count, self.blocks[mode]) for mode, count in modes.items()]
+            arithmetic = sum(count * block.computed for count, block in blocks) + last * head
+            arithmetic += first * embedding + sum(copies)
+            exchange = sum(count * (block.exchange_forward + block.exchange_backward) for count, block in blocks)
             exchange += first * embedding_exchange + last * head_exchange
-            exchange += sum(gather for gather, _ in before)
+            exchange += sum(gathers)
             sends = 0.0
             for stage in stages:  # a stage's input, and its output's gradient
-                place, size = stage.index % self._layout.pp, self._layout.pp
+                place, size = stage.index % self.layout.pp, self.layout.pp
                 received = 0.0 if stage.first else self._between((stage.index - 1) % size, stage.layers.start)
                 sends += received + (0.0 if stage.last else self._between(place, stage.layers.stop))
             ranks.append(_MicroBatch(arithmetic, exchange, sends))
@@ -746,7 +704,7 @@ class Step:
                 forward = weights = 0.0
                 gather, host_copy = self._before_backward(stage)
                 backward = factors.communication * gather + factors.rest * host_copy
-                for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
+                for mode, count in self.job.parallelism.modes(stage.index, len(stage.layers)):
                     of_forward, of_backward, of_weights = self.blocks[mode].passes(factors)
                     forward += count * of_forward
                     backward += count * of_backward
@@ -759,7 +717,7 @@ class Step:
                     forward += factors.rest * seconds(self._head.forward) + factors.communication * head_forward
                     backward += factors.rest * seconds(self._head.backward) + factors.communication * head_backward
                     weights += factors.rest * seconds(self._head.weight_gradients)
-                sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
+                sent = 0.0 if stage.last else self._between(stage.index % self.layout.pp, stage.layers.stop)
                 taking.append(StageSeconds(forward, backward, weights, factors.rest * sent))
             ranks.append(taking)
         self._cached_stages[factors] = ranks
@@ -770,22 +728,27 @@ class Step:
 
         A last stage's follows its own forward pass, so that this block's tensors are still on the device.
         """
-        modes = [mode for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers))]
+        modes = [mode for mode, _ in self.job.parallelism.modes(stage.index, len(stage.layers))]
         gathers = (self.blocks[mode].first_gather for mode in modes if TRAITS[mode].slices)
         copies = (self.blocks[mode].copy for mode in modes if TRAITS[mode].on_host and not stage.last)
         return max(gathers, default=0.0), max(copies, default=0.0)
 
-    def of_the_head(self, factors: Factors | None = None) -> float:
-        """Return the seconds of one micro-batch in the head, by default corrected as in shapes that have not run."""
-        factors = factors or self.usual
+    def of_the_head(self, factors: Factors) -> float:
+        """Return the seconds of one micro-batch in the head, corrected."""
         return factors.rest * self._profile.seconds(self._head.all) + factors.communication * sum(self._head_exchanges)
 
     @cached_property
     def blocks(self) -> dict[RecomputeMode, BlockSeconds]:
         """One block's seconds in each mode."""
-        job, profile, seconds = self._job, self._profile, self._profile.seconds
+        job, profile, seconds = self.job, self._profile, self._profile.seconds
         captured, exchanges = captures_steps(job), architecture.block_exchanges(job.model, job.parallelism)
-        sent_forward, sent_backward, sent_again = map(self._exchanged, exchanges)
+        sent = [0.0, 0.0, 0.0]  # seconds of collectives between tensor parallel ranks, with nothing hidden
+        for index, payloads in enumerate(exchanges):
+            for kind in {payload.kind for payload in payloads}:
+                passed = [payload.passed(self.layout.tp) for payload in payloads if payload.kind == kind]
+                size = self._tokens * self._element * sum(passed)
+                sent[index] += self._over(self._tensor_row, kind, size, len(passed))
+        sent_forward, sent_backward, sent_again = sent
         blocks = {}
         for mode, block in self._block.items():
             traits = TRAITS[mode]
@@ -806,13 +769,13 @@ class Step:
             if self._sharding.residual:
                 backward = profile.exposed(backward, seconds(block.weight_gradients))
             backward += profile.exposed(sent_again, seconds(block.backward), long=True)
-            if job.parallelism.split_micro_batch and self._layout.cp == 1:  # else turns end where keys are exchanged
+            if job.parallelism.split_micro_batch and self.layout.cp == 1:  # else turns end where keys are exchanged
                 forward = profile.exposed(forward, seconds(block.forward) / 2)
             first_gather = 0.0
             if traits.slices:
                 # Of the latents of which ranks have slices: a block's, and as many where some cross into it.
                 latents = architecture.saved_latents(job.model, job.parallelism, crossed=job.model.lax is not None)
-                slices = self._tokens * self._element * sum(latents) / self._layout.tp
+                slices = self._tokens * self._element * sum(latents) / self.layout.tp
                 gathers = self._over(self._tensor_row, "all_gather", slices, len(latents))
                 exposed = profile.exposed(gathers, behind)
                 backward += exposed
@@ -822,26 +785,13 @@ class Step:
             launched = profile.of_a_block(block.all, captured)
             slower = launched / seconds(block.all)  # as kernels are launched more slowly than they run
             exposed_copies = copy_forward + copy_backward
+            computed_forward, computed_backward, weights = (slower * seconds(each) for each in block)
+            computed = computed_forward + copy_forward, computed_backward + copy_backward, weights
+            exchanged = forward + keys_forward, backward + keys_backward
             blocks[mode] = BlockSeconds(
-                slower * seconds(block.forward) + copy_forward,
-                slower * seconds(block.backward) + copy_backward,
-                slower * seconds(block.weight_gradients),
-                launched + exposed_copies,
-                forward + keys_forward,
-                backward + keys_backward,
-                bus,
-                exposed_copies,
-                first_gather,
+                *computed, launched + exposed_copies, *exchanged, bus, exposed_copies, first_gather
             )
         return blocks
-
-    def _exchanged(self, payloads: Sequence[architecture.Payload]) -> float:
-        """Seconds of a block's collectives between tensor parallel ranks, with nothing hidden."""
-        seconds = 0.0
-        for kind in {payload.kind for payload in payloads}:
-            passed = [payload.passed(self._layout.tp) for payload in payloads if payload.kind == kind]
-            seconds += self._over(self._tensor_row, kind, self._tokens * self._element * sum(passed), len(passed))
-        return seconds
 
     def _keys(self, mode: RecomputeMode) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
@@ -850,25 +800,25 @@ class Step:
         Latents in their place are projected as often, and backward give gradients of their own and of the weights. If
         micro-batches are split, what else the other half computes in the block hides the exchange, too.
         """
-        if self._layout.cp == 1:
+        if self.layout.cp == 1:
             return 0.0, 0.0
-        sent = wire(self._job, self._cluster, self._context_row, sent_between_nodes(self._job, self._cluster))
-        projecting = Work(product_flops=sent.projected_tokens * attention_layer(self._job).projection_flops)
+        sent = wire(self.job, self._cluster, self._context_row, sent_between_nodes(self.job, self._cluster))
+        projecting = Work(product_flops=sent.projected_tokens * attention_layer(self.job).projection_flops)
         projected = self._profile.seconds(projecting)
         again, block = TRAITS[mode].again == "all", self._block[mode]  # else attention is kept
 
         exposed = []
         for ways, times, each in ((1, 1, block.forward), (2 + again, 3 + again, block.backward)):
             meanwhile = self._profile.seconds(Work(attention_flops=each.attention_flops))
-            if self._job.parallelism.split_micro_batch:
+            if self.job.parallelism.split_micro_batch:
                 meanwhile += (self._profile.seconds(each) - meanwhile) / 2
             exposed.append(times * projected + self._profile.exposed(ways * sent.seconds, meanwhile, long=True))
         return exposed[0], exposed[1]
 
     def _between(self, place: int, layer: int) -> float:
         """What goes from one pipeline rank to the next, before a block."""
-        model = self._job.model
-        width = model.hidden_size // (1 if self._sharding.whole else self._layout.tp)
+        model = self.job.model
+        width = model.hidden_size // (1 if self._sharding.whole else self.layout.tp)
         if model.crosses_into(layer):
             width += 7 * model.bottleneck_rank
         link = self._links[place]
@@ -882,29 +832,23 @@ class Step:
             backward: Seconds of the backward pass of its blocks, which hides a part.
         """
         # Custom updates need whole gradients, whatever ZeRO's stage.
-        whole, ranks = self._sharers == 1, self._layout.same_weights
-        rounds = self._micro_batches if self._job.parallelism.zero_stage == 2 else 1
+        whole, ranks = self._sharers == 1, self.layout.same_weights
+        rounds = self._micro_batches if self.job.parallelism.zero_stage == 2 else 1
         kind = "all_reduce" if whole else "reduce_scatter"
         buckets = max(1, round(weights / BUCKET_ELEMENTS))
-        one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES, buckets)
+        one_round = self._over(self._same_row, kind, weights * PRECISE, buckets)
         last = one_round / buckets
         reduced = rounds * (last + self._profile.exposed(one_round - last, backward, long=True))
         if whole:
             return reduced
         return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element, buckets)
 
-    @property
-    def _largest_reduction(self) -> float:
-        """As though the rank with most weights had the longest backward pass."""
-        weights, backwards = zip(*self._reduced, strict=True)
-        return self._reduction(max(weights), max(backwards))
-
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""
-        model, weights = self._job.model, 0
+        model, weights = self.job.model, 0
         for stage in stages:
             crossed = sum(map(model.crosses_into, stage.layers))
             weights += crossed * architecture.block_parameters(model, crossed=True)
             weights += (len(stage.layers) - crossed) * architecture.block_parameters(model, crossed=False)
             weights += (stage.first + stage.last) * model.vocab_size * model.hidden_size
-        return weights / self._layout.tp
+        return weights / self.layout.tp

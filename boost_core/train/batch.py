@@ -7,6 +7,7 @@ import socket
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from boost_core.config import JobSpec
 from boost_core.context.attention import ContextAttention
-from boost_core.context.exchange import LatentRoute, integers
+from boost_core.context.exchange import LatentRoute, token_places
 from boost_core.context.plan import ContextPlan
 from boost_core.context.selection import ContextPlanner
 from boost_core.context.sparse import SparseAttention, Tally
@@ -182,6 +183,7 @@ class Partitioner:
         self._planned: dict[Documents, ContextPlan] = {}  # for coming micro-batches, by their documents
         self._newest: tuple[tuple[Sequence[Documents], bool], LocalTokens] | None = None  # and whether all densely
         self._planner = ContextPlanner.of(spec, machine_for(spec.resources, spec.training.precision))
+        self._places = partial(token_places, chunk_tokens=self._planner.chunk, device=device)
         # How latents travel between nodes; ``None`` if none do, or all ranks are on one node.
         self._route: LatentRoute | None = None
         sends_latents, moves_latents = self._planner.exchange != "keys", self._planner.moves_latents
@@ -218,8 +220,7 @@ class Partitioner:
         if self._ranks.size == 1 and densely:
             return LocalTokens(self.rotation.with_documents(batch.starts))
         if self._ranks.size == 1 and self._sparse is not None:
-            documents = document_lengths(sequences, self._end)
-            whole = SparseAttention(self._sparse, documents, self._device, self.tally)
+            whole = SparseAttention(self._sparse, document_lengths(sequences, self._end), self._device, self.tally)
             return LocalTokens(self.rotation.attending(whole))
         parts = self._partitioned_at_a_time(sequences)
         if self._newest is None or self._newest[0] != (parts, densely):
@@ -254,11 +255,4 @@ class Partitioner:
     def _partitioned_at_a_time(self, sequences: Sequences) -> Sequence[Documents]:
         """The documents of a micro-batch, or of each of its halves, split as ``Rotation.splits`` does."""
         middle = -(-len(sequences) // 2) if self._halves else len(sequences)
-        parts = (sequences[:middle], sequences[middle:])
-        return [document_lengths(part, self._end) for part in parts if len(part)]
-
-    def _places(self, chunks: Sequence[int]) -> torch.Tensor:
-        """Where the chunks' tokens are in the micro-batch."""
-        size = self._planner.chunk
-        first_n = integers(list(chunks), torch.int64, self._device) * size
-        return (first_n.unsqueeze(1) + torch.arange(size, device=self._device)).flatten()
+        return [document_lengths(part, self._end) for part in (sequences[:middle], sequences[middle:]) if len(part)]

@@ -132,11 +132,10 @@ def load_newest(
     if not candidates:
         return None
     named = "; ".join(left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED))
+    none = f"no checkpoint in {folder.url}"
     if unread is not None:
-        raise CheckpointUnreadable(f"no checkpoint in {folder.url} can be read: {named}")
-    raise ValueError(
-        f"no checkpoint in {folder.url} is intact; restore its files, or remove the folder to start over: {named}"
-    )
+        raise CheckpointUnreadable(f"{none} can be read: {named}")
+    raise ValueError(f"{none} is intact; restore its files, or remove the folder to start over: {named}")
 
 
 def _load_patiently(load: Callable[[int], None], folder: CheckpointFolder, step: int, steps: Sequence[int]) -> None:
@@ -154,8 +153,9 @@ def _load_patiently(load: Callable[[int], None], folder: CheckpointFolder, step:
         try:
             return folder.checkpoint(step).damage
         except FileNotFoundError:
-            return f"{folder.step_url(step)} is gone"
+            return f"{url} is gone"
 
+    url = folder.step_url(step)
     deadline = time.monotonic() + STORE_PATIENCE_SECONDS  # of the first rank alone
     attempts, others_answered = 0, False
     while True:
@@ -175,12 +175,10 @@ def _load_patiently(load: Callable[[int], None], folder: CheckpointFolder, step:
             if others_answered and others_answer and attempts > 1:
                 raise
             if is_too_late:
-                raise StoreAway(f"checkpoint {folder.step_url(step)} cannot be read: {failure}") from failure
+                raise StoreAway(f"checkpoint {url} cannot be read: {failure}") from failure
             others_answered = others_answer
             if dist.get_rank() == 0:
-                logger.warning(
-                    "checkpoint %s cannot be read; retrying in %g s: %s", folder.step_url(step), RETRY_SECONDS, failure
-                )
+                logger.warning("checkpoint %s cannot be read; retrying in %g s: %s", url, RETRY_SECONDS, failure)
             time.sleep(RETRY_SECONDS)
 
 
@@ -248,12 +246,11 @@ class CheckpointManager:
         # A snapshot stays unchanged until all ranks have the next.
         self.copies = HostCopies(2 if every else 1, membership.snapshots.is_held)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
-        owner_of = membership.owner_of if every else ()
-        before_keeping = partial(_before_keeping, self.copies, membership)
+        owners = membership.owner_of if every else ()
+        before = partial(_before_keeping, self.copies, membership)
         self.saver = Saver(
-            folder, spec.checkpoint, membership.snapshots, owner_of, before_keeping, membership.after_copy,
-            membership.before_save,
-        )  # fmt: skip
+            folder, spec.checkpoint, membership.snapshots, owners, before, membership.after_copy, membership.before_save
+        )
         self._copy_seconds, self.held_seconds = 0.0, 0.0
         self._failing_since: float | None = None
         self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step reported as missed, and when
@@ -325,19 +322,20 @@ class CheckpointManager:
         return self._due.store == 0
 
     def _wait_for_store(self, deadline: float) -> None:
-        step = self._state.step
+        url = self._folder.step_url(self._state.step)
         while not self.saver.ends_within(WAIT_SECONDS):
             membership, failure = self._membership, self.saver.failure
-            membership.goes_on(failure and self._in_words(step, failure))
+            membership.goes_on(failure and f"{url} cannot be written: {failure}")
             self._report_failing_store()
             if membership.halt.is_set() and not membership.store.is_set():  # ``store`` would write this very checkpoint
                 self.saver.make_way()
             if time.monotonic() > deadline:
                 limit = self._state.spec.checkpoint.final_save_timeout_seconds
-                what = self._in_words(step, failure or "the store does not answer")
+                why = failure or "the store does not answer"
                 raise LastSaveFailed(
-                    f"the last checkpoint, {what}; it was tried for checkpoint.final_save_timeout_seconds = {limit:g} "
-                    "s; fix the store and retry the job, which continues from its newest checkpoint"
+                    f"the last checkpoint, {url} cannot be written: {why}; it was tried for "
+                    f"checkpoint.final_save_timeout_seconds = {limit:g} s; fix the store and retry the job, which "
+                    "continues from its newest checkpoint"
                 )
 
     def keep(self, store: bool) -> None:
@@ -359,13 +357,12 @@ class CheckpointManager:
         self._copy_seconds = time.perf_counter() - started
         if not store:
             return
-        request = SaveRequest(self._state.manifest_writer(self._folder))
-        self.saver.start(self._state.step, chunks, None, request)
+        self.saver.start(self._state.step, chunks, None, SaveRequest(self._state.manifest_writer(self._folder)))
         self.saver.ends_within(HALT_SECONDS)
         outcome = self.collect(wait=True)
         assert outcome is not None
         if outcome.failure:
-            raise SaveFailed(self._refused(outcome.step, outcome.failure))
+            raise SaveFailed(self._refused(self._state.step, outcome.failure))
 
     def roll_back(self) -> str | None:
         """Return weights and step to the newest copy; the data cursor moves on.
@@ -405,12 +402,9 @@ class CheckpointManager:
         if outcome is not None:
             self._due.stored(outcome.stored_step)
             if outcome.manifest is not None and self._reporter:
-                step, size = outcome.stored_step, outcome.manifest.bytes
-                url = self._folder.step_url(step)
-                report = CheckpointReport(
-                    step=step, url=url, bytes=size, seconds=self._copy_seconds, commit_seconds=outcome.seconds
-                )
-                self._reporter.report(report)
+                step, url = outcome.stored_step, self._folder.step_url(outcome.stored_step)
+                times = {"seconds": self._copy_seconds, "commit_seconds": outcome.seconds}
+                self._reporter.report(CheckpointReport(step=step, url=url, bytes=outcome.manifest.bytes, **times))
         return outcome
 
     def _copy(self, ask_store: bool = False) -> None:
@@ -460,13 +454,10 @@ class CheckpointManager:
 
     def _refused(self, step: int, failure: str) -> str:
         """Report a checkpoint that the store has not accepted, and return the message."""
-        what = self._in_words(step, failure)
+        what = f"{self._folder.step_url(step)} cannot be written: {failure}"
         if self._reporter:
             self._reporter.report(FaultReport(what=Fault.STORE, step=step, message=what))
         return what
-
-    def _in_words(self, step: int, failure: str) -> str:
-        return f"{self._folder.step_url(step)} cannot be written: {failure}"
 
 
 # Not a method of the manager: through what it hands to the saver it would reference itself, and with it the state.

@@ -62,8 +62,7 @@ class Comparison:
         self.steps = self._timed = 0
         self._next_report = _FIRST_TIMED  # timed steps
         self._times: deque[tuple[float, float]] = deque(maxlen=_MOST_TIMED)  # of steps, and of their communication
-        self._planned_bytes: list[int] = []
-        self._peak_bytes: list[int] = []
+        self._planned_bytes, self._peak_bytes = list[int](), list[int]()
 
     def after_step(self, seconds: float, communication: float, refuse: Callable[[], None]) -> ComparisonReport | None:
         """Take note of a step; all ranks call it after the same one.
@@ -76,10 +75,10 @@ class Comparison:
         Returns:
             The report, if one is due.
         """
-        state = self._state
+        state, training = self._state, self._state.spec.training
         self.steps += 1
         if self.steps == WATCHED_STEPS:
-            layout, groups, training = Layout.of(state.spec.parallelism), state.process_groups, state.spec.training
+            layout, groups = Layout.of(state.spec.parallelism), state.process_groups
             # No step has been captured yet, so the plan leaves out a graph's memory as well.
             spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
             needed = pipeline_rank_memory(spec, layout, groups.pipeline.rank)
@@ -91,8 +90,7 @@ class Comparison:
             refuse()
             self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
             return self._report()
-        planned_batch = state.spec.training.global_batch_size
-        if self.steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < planned_batch:
+        if self.steps < WATCHED_STEPS or training.batch_size(state.step) < training.global_batch_size:
             return None
         self._times.append((seconds, communication))
         self._timed += 1
@@ -157,8 +155,7 @@ class DivergenceDetector:
     def too_many(self, step: int) -> bool:
         """Record a divergence, and return whether there have been too many recently."""
         self._divergences.append(step)
-        full = len(self._divergences) == self._config.max_divergences
-        return full and step - self._divergences[0] < WINDOW_STEPS
+        return len(self._divergences) == self._config.max_divergences and step - self._divergences[0] < WINDOW_STEPS
 
 
 # Validation loss.
@@ -261,8 +258,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
         device = torch.device("cuda", torch.cuda.current_device())
     memory = membership.recovery
     if memory is not None and memory.step >= spec.training.steps:
-        state = TrainState.initial(spec, device, allocate_weights)
-        complete = _StateKeeper(state, membership, reporter_of_rank)
+        complete = _StateKeeper(TrainState.initial(spec, device, allocate_weights), membership, reporter_of_rank)
         try:
             complete.resume()
             return Outcome.FINISHED if complete.checkpoints.finish() else complete.halt(store=False)
@@ -285,7 +281,6 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis), prompts)
     try:
         run.resume()
-        run.steer_at_start()
         if state.step == 0 and spec.training.evaluate_at_start:
             run.evaluate()
         with collected_between_steps() as collect_garbage:
@@ -316,6 +311,7 @@ class _StateKeeper:
 
     def __init__(self, state: TrainState, membership: Membership, reporter: Reporter | None) -> None:
         self._state, self._membership, self._reporter = state, membership, reporter
+        self._report: Callable[[Report], object] = reporter.report if reporter else lambda _: None
         url = state.spec.checkpoint.url
         assert url is not None
         self._folder = CheckpointFolder(url)
@@ -354,30 +350,28 @@ class _StateKeeper:
                 # Another job's checkpoint counts until this job's first is due.
                 source, stored_step = folder.step_url(step), state.step
                 logger.info("training starts from %s", source)
-        self._report(
-            messages.StartReport(
-                step=state.step,
-                world_size=state.spec.parallelism.world_size,
-                parameters=parameter_count(state.spec.model),
-                load_seconds=time.perf_counter() - started,
-                resumed_from=source,
-                attention=attention_backend(state.spec, state.mesh.device),
-            )
+        start = messages.StartReport(
+            step=state.step,
+            world_size=state.spec.parallelism.world_size,
+            parameters=parameter_count(state.spec.model),
+            load_seconds=time.perf_counter() - started,
+            resumed_from=source,
+            attention=attention_backend(state.spec, state.mesh.device),
         )
+        self._report(start)
         spec = state.spec
         self.checkpoints.steer(spec)
         for number, stage in enumerate(spec.steered[known:], known + 1):
             after = spec.steered[number] if number < len(spec.steered) else spec.steering
-            self._report(
-                messages.SteeredReport(
-                    number=number,
-                    step=stage.until_step,
-                    by=stage.changed_by,
-                    requested_at=stage.requested_at,
-                    changes=stage.changes_to(after),
-                    steering=spec.with_steering(after).steering,
-                )
+            steered = messages.SteeredReport(
+                number=number,
+                step=stage.until_step,
+                by=stage.changed_by,
+                requested_at=stage.requested_at,
+                changes=stage.changes_to(after),
+                steering=spec.with_steering(after).steering,
             )
+            self._report(steered)
         self.checkpoints.after_resuming(stored_step)
 
     def halt(self, store: bool) -> Outcome:
@@ -388,10 +382,6 @@ class _StateKeeper:
             logger.warning("the gang stops without a checkpoint: %s", failure)
             return Outcome.HALTED
         return Outcome.STORED if store else Outcome.HALTED
-
-    def _report(self, report: Report) -> None:
-        if self._reporter:
-            self._reporter.report(report)
 
 
 class _Run(_StateKeeper):
@@ -417,11 +407,22 @@ class _Run(_StateKeeper):
         self._flops = FlopRates.of(state.spec, device_name)
 
     def resume(self) -> None:
-        """Load the state to continue from, with the prompts of a checkpoint that knows of a change of them."""
+        """Load the state to continue from, and make the changes that all ranks have been given, before the first step.
+
+        A checkpoint that knows of a change of the prompts brings its own.
+        """
         before = self._state.spec.training.sample
         super().resume()
         if self._state.spec.training.sample != before:
             self._prompts = Prompts(self._state.spec)
+        group, device = self._state.process_groups.gang, self._state.mesh.device
+        while True:
+            has_next = torch.tensor(float(self._next_steer(self._state.step) is not None), device=device)
+            agreed = group.all_reduce_(has_next, "steering").item() == group.size
+            self._membership.refuse_aborted()
+            if not agreed:
+                return
+            self.steer()
 
     def step(self) -> Requests:
         """Run one optimizer step and report it.
@@ -457,42 +458,41 @@ class _Run(_StateKeeper):
                 size = training.batch_size(state.step)
                 left = training.samples(training.steps) - training.samples(state.step)
                 tokens_per_second = size * training.sequence_length / seconds
-                self._report(
-                    messages.StepReport(
-                        step=state.step,
-                        steps=training.steps,
-                        loss=result.loss,
-                        learning_rate=result.learning_rate,
-                        gradient_norm=result.gradient_norm,
-                        tokens=state.samples * training.sequence_length,
-                        tokens_per_second=tokens_per_second,
-                        step_seconds=seconds,
-                        communication_seconds=sent.seconds,
-                        exposed_communication_seconds=parts.exposed_communication,
-                        communication_bytes=sent.bytes,
-                        model_flops_per_second=tokens_per_second * self._flops.model,
-                        model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
-                        hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
-                        eta_seconds=left / size * seconds,
-                        data_seconds=parts.data,
-                        forward_seconds=parts.forward,
-                        backward_seconds=parts.backward,
-                        optimizer_seconds=parts.optimizer,
-                        context_imbalance=state.partitioner.load.imbalance,
-                        attention_recall=recall,
-                        attention_density=state.partitioner.tally.density,
-                        held_seconds=held_seconds,
-                    )
+                report = messages.StepReport(
+                    step=state.step,
+                    steps=training.steps,
+                    loss=result.loss,
+                    learning_rate=result.learning_rate,
+                    gradient_norm=result.gradient_norm,
+                    tokens=state.samples * training.sequence_length,
+                    tokens_per_second=tokens_per_second,
+                    step_seconds=seconds,
+                    communication_seconds=sent.seconds,
+                    exposed_communication_seconds=parts.exposed_communication,
+                    communication_bytes=sent.bytes,
+                    model_flops_per_second=tokens_per_second * self._flops.model,
+                    model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
+                    hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
+                    eta_seconds=left / size * seconds,
+                    data_seconds=parts.data,
+                    forward_seconds=parts.forward,
+                    backward_seconds=parts.backward,
+                    optimizer_seconds=parts.optimizer,
+                    context_imbalance=state.partitioner.load.imbalance,
+                    attention_recall=recall,
+                    attention_density=state.partitioner.tally.density,
+                    held_seconds=held_seconds,
                 )
+                self._report(report)
                 if (lost := self._recall.update(recall)) is not None:
                     self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
         if (failure := state.graph.failure()) is not None:
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
             # No plan knows how long data takes.
-            report = comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
-            if report is not None:
-                self._report(report)
+            compared = comparison.after_step(parts.seconds - parts.data, parts.exposed_communication, refuse)
+            if compared is not None:
+                self._report(compared)
         # From step to step, so that whatever holds a rank up between them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
@@ -521,46 +521,28 @@ class _Run(_StateKeeper):
         seconds = time.perf_counter() - started
         message = f"{what}; rolled back to step {state.step}, skipping the batches since"
         self._report(FaultReport(what=Fault.DIVERGENCE, step=step, message=message))
-        self._report(
-            messages.RestartReport(
-                cause=Cause.DIVERGENCE, message=message, step=step, resumed_step=state.step,
-                recovered_from="memory" if source == "memory" else "storage",
-                seconds=seconds, waiting_seconds=0.0, parts={"load": seconds},
-            )
+        report = messages.RestartReport(
+            cause=Cause.DIVERGENCE, message=message, step=step, resumed_step=state.step,
+            recovered_from="memory" if source == "memory" else "storage",
+            seconds=seconds, waiting_seconds=0.0, parts={"load": seconds},
         )  # fmt: skip
+        self._report(report)
 
     def evaluate(self) -> None:
         """Evaluate on validation text and report the result."""
         started = time.perf_counter()
         result = evaluate(self._state, self._validation, self._go_on)
-        sets = []
-        for name, on in self._named.items():
-            of_set = evaluate(self._state, on, self._go_on)
-            sets.append(messages.NamedLoss(name=name, **of_set.model_dump()))
+        of_sets = {name: evaluate(self._state, on, self._go_on) for name, on in self._named.items()}
+        sets = tuple(messages.NamedLoss(name=name, **loss.model_dump()) for name, loss in of_sets.items())
         self._membership.refuse_aborted()
         if self._reporter:
             if self._unigram_entropy is None:
                 self._unigram_entropy = unigram_entropy(self._corpus)
-            self._report(
-                messages.EvaluationReport(
-                    **result.model_dump(),
-                    step=self._state.step,
-                    unigram_entropy=self._unigram_entropy,
-                    sets=tuple(sets),
-                    seconds=time.perf_counter() - started,
-                )
+            step, entropy, seconds = self._state.step, self._unigram_entropy, time.perf_counter() - started
+            report = messages.EvaluationReport(
+                **result.model_dump(), step=step, unigram_entropy=entropy, sets=sets, seconds=seconds
             )
-
-    def steer_at_start(self) -> None:
-        """Make the changes that all ranks have been given, before the first step; all ranks call it."""
-        group, device = self._state.process_groups.gang, self._state.mesh.device
-        while True:
-            has_next = torch.tensor(float(self._next_steer(self._state.step) is not None), device=device)
-            agreed = group.all_reduce_(has_next, "steering").item() == group.size
-            self._membership.refuse_aborted()
-            if not agreed:
-                return
-            self.steer()
+            self._report(report)
 
     def _next_steer(self, step: int) -> Steer | None:
         """The change to make after a step, if this rank has it.

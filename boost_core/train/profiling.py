@@ -15,7 +15,7 @@ from typing import Any
 import fsspec
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -55,12 +55,16 @@ class StepProfiler:
 
     def after_step(self, step: int) -> None:
         """Begin or end a trace between two steps, if due."""
+        trace = self._trace
         try:
-            if self._trace is not None and self._trace.stepped():
-                trace, self._trace = self._trace, None
+            if trace is not None and trace.profile.step_num < trace.step + trace.steps:
+                trace.profile.step()
+            elif trace is not None:
+                trace.profile.stop()
+                self._trace = None
                 self._writer = threading.Thread(target=self._write, args=(trace,), name="trace", daemon=True)
                 self._writer.start()
-            elif self._trace is None and self._requested and (self._writer is None or not self._writer.is_alive()):
+            elif self._requested and (self._writer is None or not self._writer.is_alive()):
                 self._trace = _Trace(self._requested.popleft(), step, self._rank, self._folder)
         except Exception as error:  # the profiler raises various types
             self._trace = None
@@ -77,7 +81,7 @@ class StepProfiler:
         trace, self._trace = self._trace, None
         if trace is not None:
             with suppress(Exception):
-                trace.stop()
+                trace.profile.stop()
             self._failed(trace.rank, trace.step, f"its gang ended before {trace.steps} steps were done")
 
     def _write(self, trace: "_Trace") -> None:
@@ -107,31 +111,12 @@ class _Trace:
 
     def __init__(self, steps: int, step: int, rank: int, folder: str) -> None:
         self.steps, self.step, self.rank = steps, step, rank
-        self._done = 0
         self.url = f"{folder}/step-{step:08d}/rank-{rank}.json.gz"
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self.profile = profile(activities=[ProfilerActivity.CPU, *devices])
+        # With a schedule, it marks steps, which is how TensorBoard recognises them; this one records all of them.
+        self.profile = profile(activities=[ProfilerActivity.CPU, *devices], schedule=lambda _: ProfilerAction.RECORD)
+        self.profile.step_num = step + 1
         self.profile.start()
-        self._begin_step()
-
-    def stepped(self) -> bool:
-        """Note the end of a step, and return whether it was the last."""
-        self._done += 1
-        if self._done == self.steps:
-            self.stop()
-            return True
-        self._span.__exit__(None, None, None)
-        self._begin_step()
-        return False
-
-    def stop(self) -> None:
-        """Stop tracing."""
-        self._span.__exit__(None, None, None)
-        self.profile.stop()
-
-    def _begin_step(self) -> None:
-        self._span = record_function(f"ProfilerStep#{self.step + self._done + 1}")  # how TensorBoard recognises steps
-        self._span.__enter__()  # type: ignore[no-untyped-call]
 
 
 # The peak memory of a rank's training, as the plan counts it.

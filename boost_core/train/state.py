@@ -33,7 +33,7 @@ from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.zero import Gradients
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, StepClock, StepParts, Totals
 from boost_core.parallel.mesh import ParallelMesh, ProcessGroups
-from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
+from boost_core.parallel.shard import WeightMaker, initialize_, make_weights
 from boost_core.parallel.symmetric_memory import abort_all, connect
 from boost_core.plan.machine import attends_in_one, attends_on_device
 from boost_core.plan.snapshots import MemoryState, SnapshotKey
@@ -72,10 +72,9 @@ class StepInputs:
     """
 
     def __init__(self, sequences: int, length: int, device: torch.device) -> None:
-        self._on_host = [
-            torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-            for shape, dtype in (((sequences, length + 1), torch.int64), ((6,), torch.float64))
-        ]
+        pinned = device.type == "cuda"
+        tokens = torch.zeros(sequences, length + 1, dtype=torch.int64, pin_memory=pinned)
+        self._on_host = [tokens, torch.zeros(6, dtype=torch.float64, pin_memory=pinned)]
         self._written = [tensor.numpy() for tensor in self._on_host]
         self.sequences: Sequences = self._written[0]
         # On CPU these are the same tensors.
@@ -99,13 +98,9 @@ def attention_backend(spec: JobSpec, device: torch.device) -> str:
     dense = spec.parallelism.context_parallel_size == 1 and spec.training.attention is None and attends_in_one(spec)
     if not dense and device.type == "cuda" and attends_on_device(spec):
         return "flash"
-    query, key = (
-        torch.empty(
-            1, heads // ranks, length, model.head_size, dtype=COMPUTE_TYPES[spec.training.precision], device=device,
-            requires_grad=True,
-        )
-        for heads in (model.num_attention_heads, model.key_value_heads)
-    )  # fmt: skip
+    empty = partial(torch.empty, dtype=COMPUTE_TYPES[spec.training.precision], device=device, requires_grad=True)
+    both = model.num_attention_heads, model.key_value_heads
+    query, key = (empty(1, heads // ranks, length, model.head_size) for heads in both)
     with sdpa_kernel(backends(device), set_priority=True):
         chosen = SDPBackend(torch._fused_sdp_choice(query, key, key, is_causal=True, enable_gqa=True))
     return chosen.name.removesuffix("_ATTENTION").lower()
@@ -181,10 +176,8 @@ class TrainState:
 
         limits = spec.parallelism.symmetric_memory
         if limits is not None and tensor.size > 1:
-            symmetric, why = connect(limits, mesh.mesh.get_group("tp"), mesh.device)
-            if symmetric is not None:
-                tensor.symmetric = symmetric
-            elif tensor.rank == 0:
+            tensor.symmetric, why = connect(limits, mesh.mesh.get_group("tp"), mesh.device)
+            if tensor.symmetric is None and tensor.rank == 0:
                 logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces are done without it", why)
 
         fp8 = training.precision == "fp8"  # the same on all ranks
@@ -198,7 +191,7 @@ class TrainState:
 
         model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss, fp8)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
-        axes = split_axes(model, split)
+        axes = {name: split[spec.role] for name, spec in weight_specs(model).items()}
         rotation = Rotation.of(spec.model, training.sequence_length, device)
         optimizer = make_optimizer(spec, model, tensor, groups.data)
 
@@ -208,16 +201,14 @@ class TrainState:
             # save.
             from boost_core.parallel.pipeline import Pipeline
 
-            parallelism, put_off = spec.parallelism, None
-            if parallelism.pipeline_schedule == "zero_bubble":
-                deferred.put_off = True
-                put_off = deferred.take
+            parallelism = spec.parallelism
+            deferred.put_off = parallelism.pipeline_schedule == "zero_bubble"
             pipeline = Pipeline(
                 [StageModule(model, spec.model, stage, parallelism.group_projections) for stage in stages],
                 parallelism.stages, parallelism.pipeline_schedule,
                 training.micro_batches(parallelism.data_parallel_size),
                 rank_tokens(spec), groups.pipeline, mesh.mesh.get_group("pp"), ledger,
-                clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
+                clock, deferred.take if deferred.put_off else None, COMPUTE_TYPES[training.precision], mesh.device,
             )  # fmt: skip
 
         weights, by_micro_batch = dict(model.named_parameters()), spec.parallelism.zero_stage == 2
@@ -311,13 +302,11 @@ class TrainState:
 
     def chunks(self) -> list[Chunk]:
         """Return what this rank keeps, as parts of whole tensors: a checkpoint does not depend on the layout."""
+        axes, rank, size = self.axes, self.process_groups.tensor.rank, self.process_groups.tensor.size
         return [
-            Chunk.of_shard(
-                f"{piece.name}.{piece.quantity}", piece.shape, piece.offsets, piece.tensor, self.axes[piece.name],
-                self.process_groups.tensor.rank, self.process_groups.tensor.size,
-            )
-            for piece in self.optimizer.pieces()
-        ]  # fmt: skip
+            Chunk.of_shard(f"{its.name}.{its.quantity}", its.shape, its.offsets, its.tensor, axes[its.name], rank, size)
+            for its in self.optimizer.pieces()
+        ]
 
     def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
         """Return what commits a checkpoint of the present step, even later, given the files' checksums."""

@@ -95,16 +95,14 @@ def training_step(
     state.inputs.write(sequences, loss_limit, (*astuple(requests), too_many))
 
     # A graph is for batches of one size: the final one, which most steps have.
-    documents, captures = most_documents(sequences, state.end_of_document), False
-    if state.graph.obstacle is None and size == training.global_batch_size:
-        captures = state.end_of_document is None or state.fits_captured_step == state.samples
-        if not captures:
-            # NCCL requires all ranks to replay or none; and next to a graph's memory is no room for as much again.
-            state.graph.forget()
-    if captures:
+    for_graph = state.graph.obstacle is None and size == training.global_batch_size
+    if for_graph and (state.end_of_document is None or state.fits_captured_step == state.samples):
         values, clip = state.graph.run(partial(_reduced, state, size, places))
     else:
-        values, clip = _reduced(state, size, documents)
+        if for_graph:
+            # NCCL requires all ranks to replay or none; and next to a graph's memory is no room for as much again.
+            state.graph.forget()
+        values, clip = _reduced(state, size, most_documents(sequences, state.end_of_document))
 
     if following is not None:
         # A pipeline partitions all micro-batches before the first one enters.
@@ -203,28 +201,18 @@ def _local_tokens(state: TrainState, micro_batch: Batch, number: int) -> LocalTo
 def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Return the loss of each token of ``[b, s + 1]`` sequences, ``[b·s]``, and whether it counts.
 
-    The losses are ``None`` on pipeline ranks without the last stage.
+    There is no backward pass. If the model ``predicts``, the likeliest tokens take the place of losses, which are
+    ``None`` on pipeline ranks without the last stage.
     """
     batch = Batch.of(sequences, state.end_of_document, state.mesh.device)
-    return forward(state, batch, sequences), batch.counts
-
-
-def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tensor | None:
-    """Return the head's output for each token, ``[T]``, without a backward pass; ``None`` without the last stage.
-
-    Args:
-        state: The model.
-        batch: The tokens.
-        sequences: The same on the host, ``[b, s + 1]``.
-    """
-    local, count = state.partitioner.partition(batch, sequences), len(batch.tokens)
+    local = state.partitioner.partition(batch, sequences)
     inputs = local.of(batch.tokens), local.of(batch.targets), local.rotation
     output_T: torch.Tensor | None = (state.pipeline.losses if state.pipeline else state.model)(*inputs)
-    if output_T is None or local.places is None:
-        return output_T
-    every_T = output_T.new_zeros(count)
-    every_T[local.places] = output_T
-    return state.process_groups.context.all_reduce_(every_T, "tokens of all")
+    if output_T is not None and local.places is not None:
+        every_T = output_T.new_zeros(len(batch.tokens))
+        every_T[local.places] = output_T
+        output_T = state.process_groups.context.all_reduce_(every_T, "tokens of all")
+    return output_T, batch.counts
 
 
 # Text that a model generates while it trains: greedy continuations of some prompts.
@@ -307,12 +295,10 @@ def continued(
     rows = torch.arange(len(prompts), device=state.mesh.device)
     last_b = torch.tensor([len(prompt) - 1 for prompt in prompts], device=state.mesh.device)
     ended_b = torch.zeros_like(last_b, dtype=torch.bool)
-    begins = [len(prompt) for prompt in prompts]
     for _ in range(new_tokens):
         state.model.predicts = True
         try:
-            sequences = token_bt.numpy(force=True)
-            likeliest_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
+            likeliest_T, _ = losses(state, token_bt.numpy(force=True))
         finally:
             state.model.predicts = False
         # Ranks without the head get the tokens from the one that has it.
@@ -325,6 +311,6 @@ def continued(
         refuse_aborted()
         if ended:
             break
-    for row, begin in enumerate(begins):
-        new = token_bt[row, begin : int(last_b[row]) + 1].tolist()
+    for row, prompt in enumerate(prompts):
+        new = token_bt[row, len(prompt) : int(last_b[row]) + 1].tolist()
         yield new[: new.index(end)] if end in new else new

@@ -124,9 +124,8 @@ class StepGraph:
             captured, cause = self._capture(self._graph, work, timed=True)
             if captured is None:
                 if self._required:
-                    raise ValueError(
-                        f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
-                    )
+                    problem = f"training.cuda_graphs is on, but the step cannot be captured: {cause}"
+                    raise ValueError(f"{problem}; set it to auto or off")
                 self.release(cause)
                 self._failure = f"steps are not captured as a CUDA graph: {cause}"
                 logger.warning(self._failure)

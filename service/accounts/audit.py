@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, Engine, insert, select
-from sqlalchemy.orm import Session
 
 from service.accounts.keys import Principal
 from service.accounts.tables import AuditRow
+from service.jobs.database import read_models
 from service.models.access import AuditEntry, AuditPage
 
 LOCAL = "local"  # the address recorded for direct changes to the database
@@ -15,6 +15,7 @@ LOCAL = "local"  # the address recorded for direct changes to the database
 _INSERT = insert(AuditRow)
 _LONGEST_RESOURCE = 255
 _LONGEST_ADDRESS = 64
+_NOBODY: dict[str, str | None] = dict.fromkeys(("tenant", "key_id", "key_name"))
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,12 @@ class AuditLog:
             sqlalchemy.exc.SQLAlchemyError: The database is away.
         """
         now = datetime.now(UTC)
-        rows = [
-            {
-                "time": now,
-                "tenant": who.tenant if (who := deed.principal) else None,
-                "key_id": who.key_id if who else None,
-                "key_name": who.name if who else None,
-                "action": deed.action,
-                "resource": deed.resource[:_LONGEST_RESOURCE],
-                "status": deed.status,
-                "address": deed.address[:_LONGEST_ADDRESS] if deed.address else None,
-                "request_id": deed.request_id,
-            }
-            for deed in deeds
-        ]
+        rows = []
+        for deed in deeds:
+            who, address = deed.principal, deed.address[:_LONGEST_ADDRESS] if deed.address else None
+            sender = {"tenant": who.tenant, "key_id": who.key_id, "key_name": who.name} if who else _NOBODY
+            target = {"action": deed.action, "resource": deed.resource[:_LONGEST_RESOURCE], "status": deed.status}
+            rows.append({"time": now, **sender, **target, "address": address, "request_id": deed.request_id})
         connection.execute(_INSERT, rows)
 
     def page(self, tenant: str | None = None, after: int = 0, limit: int = 100) -> AuditPage:
@@ -88,11 +81,8 @@ class AuditLog:
             after: Only entries with IDs above this.
             limit: Maximum number of results.
         """
-        query = select(AuditRow).where(AuditRow.id > after).order_by(AuditRow.id).limit(limit + 1)
+        query = select(AuditRow.__table__).where(AuditRow.id > after).order_by(AuditRow.id).limit(limit + 1)
         if tenant is not None:
             query = query.where(AuditRow.tenant == tenant)
-        with Session(self.engine) as session:
-            entries = [AuditEntry.model_validate(row, from_attributes=True) for row in session.scalars(query)]
-        more = len(entries) > limit
-        entries = entries[:limit]
-        return AuditPage(entries=entries, next_after=entries[-1].id if more else None)
+        entries = read_models(self.engine, AuditEntry, query)
+        return AuditPage(entries=entries[:limit], next_after=entries[limit - 1].id if len(entries) > limit else None)

@@ -13,17 +13,15 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import KeyRow, TenantRow
-from service.jobs import model, queries
-from service.jobs.database import open_engine, retried_once
+from service.jobs import queries
+from service.jobs.database import open_engine, read_models, read_rows, retried_once
 from service.jobs.model import Request
-from service.jobs.tables import RequestRow
 from service.models.access import DEFAULT_TENANT, Key, NewKey, Scope
 
 
@@ -118,7 +116,7 @@ class KeyStore:
         def write() -> tuple[KeyRow, str]:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
                 # A new key, or a new secret for the one that the request created.
-                earlier = queries.earlier_result(session, request) if request is not None else None
+                earlier = queries.earlier_result(session, request, row.id) if request is not None else None
                 stored = row if earlier is None else session.get_one(KeyRow, earlier)
                 if stored.revoked_at is not None:
                     remedy = "send another Idempotency-Key for a new one"
@@ -127,26 +125,21 @@ class KeyStore:
                 stored.sha256 = hashlib.sha256(key.encode()).hexdigest()
                 if earlier is None:
                     session.add(row)
-                    if request is not None:
-                        session.add(RequestRow(**model.request_values(request, row.id)))
                     if session.get(TenantRow, row.tenant) is None:
                         session.add(TenantRow(name=row.tenant))
             return stored, key
 
         stored, key = retried_once(write)  # a request that created the tenant may also be faster
         self._cached.pop(stored.id, None)
-        return NewKey(**_facts(stored), key=key)
+        return NewKey(**{name: getattr(stored, name) for name in NewKey.model_fields if name != "key"}, key=key)
 
     def list(self) -> Sequence[Key]:
         """Return all keys, newest first."""
-        with Session(self._engine) as session:
-            rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at.desc(), KeyRow.id))
-            return [Key(**_facts(row), revoked_at=row.revoked_at, last_used_at=row.last_used_at) for row in rows]
+        return read_models(self._engine, Key, select(KeyRow.__table__).order_by(KeyRow.created_at.desc(), KeyRow.id))
 
     def empty(self) -> bool:
         """Whether no key has ever been created."""
-        with Session(self._engine) as session:
-            return session.scalar(select(KeyRow.id).limit(1)) is None
+        return not read_rows(self._engine, select(KeyRow.id).limit(1))
 
     def revoke(self, key_id: str) -> None:
         """Revoke a key; every process refuses it after at most ``REMEMBERED_SECONDS``. Repeating this changes nothing.
@@ -176,8 +169,7 @@ class KeyStore:
         if known is None and cached_only:
             return None
         sha256 = hashlib.sha256(presented.encode()).hexdigest()
-        same = hmac.compare_digest(sha256, known.sha256 if known else _NOBODYS)
-        if not same or known is None:
+        if not hmac.compare_digest(sha256, known.sha256 if known else _NOBODYS) or known is None:
             return None
         now = datetime.now(UTC)
         if known.used_at is None or now - known.used_at >= USE_NOTED_EVERY:
@@ -210,7 +202,3 @@ class KeyStore:
             principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
             self._cached[key_id] = known = _CachedKey(principal, row.sha256, row.expires_at, until, row.last_used_at)
         return known if known.expires_at is None or datetime.now(UTC) < known.expires_at else None
-
-
-def _facts(row: KeyRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in ("id", "name", "tenant", "scopes", "created_at", "expires_at")}

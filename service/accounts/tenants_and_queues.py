@@ -1,15 +1,17 @@
 """Queues and tenants, and how much the gangs of each may hold together."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from boost_core.config.base import counted
 from service.accounts.tables import QueueRow, TenantRow
-from service.jobs.model import JobRecord
+from service.jobs.database import read_rows
+from service.jobs.queries import WITH_GANGS
 from service.jobs.store import JobStore
 from service.jobs.sweeps import SweepStore
 from service.jobs.tables import JobRow
@@ -44,11 +46,10 @@ class QuotaStore:
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """Return the limits of tenants and of queues, by name."""
         limits = dict[str, Limit](), dict[str, Limit]()
-        with Session(self.store.engine) as session:
-            for by_name, table in zip(limits, (TenantRow, QueueRow), strict=True):
-                for row in session.execute(select(table.__table__)):
-                    amounts = {"GPU": row.gpus, "CPU": row.cpus}
-                    by_name[row.name] = {name: limit for name, limit in amounts.items() if limit is not None}
+        for by_name, table in zip(limits, (TenantRow, QueueRow), strict=True):
+            for row in read_rows(self.store.engine, select(table.__table__)):
+                amounts = {"GPU": row.gpus, "CPU": row.cpus}
+                by_name[row.name] = {name: limit for name, limit in amounts.items() if limit is not None}
         return limits
 
     def keep_queue(self, connection: Connection, name: str) -> None:
@@ -60,24 +61,12 @@ class QuotaStore:
             QueueNotFound: It does not exist.
         """
         if name != DEFAULT_QUEUE and connection.scalar(_QUEUE, {"name": name}) is None:  # that cannot be deleted
-            with Session(connection) as session:
-                raise _queue_not_found(session, name)
+            raise _queue_not_found(connection, name)
 
     def queues(self) -> list[Queue]:
         """Return all queues by name, with what their jobs hold."""
-        with self.store.engine.connect() as connection:
-            rows = connection.execute(_QUEUES).all()
-            allocated = self._allocated(connection, lambda job: job.queue)
-        counts = self.store.count_by(JobRow.queue)
-        return [
-            Queue(
-                **row._asdict(),
-                used_gpus=allocated[row.name, "GPU"],
-                used_cpus=allocated[row.name, "CPU"],
-                jobs=counts.get(row.name, {}),
-            )
-            for row in rows
-        ]
+        rows, usage = read_rows(self.store.engine, _QUEUES), self._usage(JobRow.queue)
+        return [Queue(**row._asdict(), **usage[row.name]) for row in rows]
 
     def queue(self, name: str) -> Queue:
         """Return one queue.
@@ -88,8 +77,8 @@ class QuotaStore:
         for queue in self.queues():
             if queue.name == name:
                 return queue
-        with Session(self.store.engine) as session:
-            raise _queue_not_found(session, name)
+        with self.store.engine.connect() as connection:
+            raise _queue_not_found(connection, name)
 
     def put_queue(self, name: str, settings: QueueSettings) -> Queue:
         """Create or change a queue."""
@@ -120,19 +109,10 @@ class QuotaStore:
 
     def tenants(self) -> list[Tenant]:
         """Return all tenants that have jobs or limits, by name, with what their jobs hold."""
-        with self.store.engine.connect() as connection:
-            rows = {row.name: row._asdict() for row in connection.execute(select(TenantRow.__table__))}
-            allocated = self._allocated(connection, lambda job: job.tenant)
-        counts = self.store.count_by(JobRow.tenant)
-        return [
-            Tenant(
-                **rows.get(name, {"name": name, "gpus": None, "cpus": None}),
-                used_gpus=allocated[name, "GPU"],
-                used_cpus=allocated[name, "CPU"],
-                jobs=counts.get(name, {}),
-            )
-            for name in sorted(rows.keys() | counts.keys())
-        ]
+        rows = {row.name: row._asdict() for row in read_rows(self.store.engine, select(TenantRow.__table__))}
+        usage, unlimited = self._usage(JobRow.tenant), {"gpus": None, "cpus": None}
+        names = sorted(rows.keys() | usage.keys())
+        return [Tenant(**rows.get(name, {"name": name, **unlimited}), **usage[name]) for name in names]
 
     def put_tenant(self, name: str, settings: TenantSettings) -> Tenant:
         """Set the limits of a tenant."""
@@ -140,15 +120,18 @@ class QuotaStore:
             session.merge(TenantRow(name=name, **settings.model_dump()))
         return next(tenant for tenant in self.tenants() if tenant.name == name)
 
-    def _allocated(self, connection: Connection, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
-        """Return what gangs have of each resource, by the key that their jobs count towards; zero for all others."""
-        allocated: dict[tuple[str, str], float] = defaultdict(float)
-        for job in self.store.with_gangs(connection):
-            for resource, amount in job.allocated.items():
-                allocated[of(job), resource] += amount
-        return allocated
+    def _usage(self, column: InstrumentedAttribute[str]) -> Mapping[str, dict[str, Any]]:
+        """Return what jobs hold, and their number by state, by the value of a column; zero for all other values."""
+        usage: dict[str, dict[str, Any]] = defaultdict(lambda: {"used_gpus": 0.0, "used_cpus": 0.0, "jobs": {}})
+        for job in self.store.read(WITH_GANGS):
+            of_value, allocated = usage[getattr(job, column.key)], job.allocated
+            of_value["used_gpus"] += allocated.get("GPU", 0.0)
+            of_value["used_cpus"] += allocated.get("CPU", 0.0)
+        for value, jobs in self.store.count_by(column).items():
+            usage[value]["jobs"] = jobs
+        return usage
 
 
-def _queue_not_found(session: Session, name: str) -> QueueNotFound:
+def _queue_not_found(session: Session | Connection, name: str) -> QueueNotFound:
     names = session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all()
     return QueueNotFound(f"there is no queue {name!r}; there are: {', '.join(names)}")

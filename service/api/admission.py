@@ -17,8 +17,8 @@ from boost_core.config.base import UnfitField
 from boost_core.config.data_files import check_data, list_files, refuse_damaged, refuse_misread, tokenizer_vocabulary
 from boost_core.config.job import door_problems, uneven_layouts
 from boost_core.config.storage import giving_up_soon
-from boost_core.config.training import BYTES, NamedSource, SourceConfig
-from boost_core.plan.machine import Basis, Fitted, Machine, lacks_precision
+from boost_core.config.training import BYTES, SourceConfig
+from boost_core.plan.machine import Basis, Machine, lacks_precision
 from boost_core.plan.report import Plan, nothing_fits, plan
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.plan.run_cost import CONDITIONS, RunConditions
@@ -27,7 +27,7 @@ from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob, at_fault
 from service.jobs.datasets import DatasetNotFound
 from service.jobs.model import JobRecord, Owner
-from service.jobs.outlook import NodeSize, size_of_a_node
+from service.jobs.outlook import size_of_a_node
 from service.jobs.queries import JobNotFound
 from service.models.cluster import StoredProfile, basis_of
 from service.models.datasets import Dataset, DatasetRequest, DatasetState
@@ -39,6 +39,7 @@ from service.security.secrets import SecretUnusable
 from service.trackers.opening import kinds_of, tracker_errors
 
 _MOST_NAMED = 3
+_UNREACHABLE = "cannot be looked up: {}; check the URL and that the service has credentials for it"
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,16 +53,12 @@ class Completed:
         spec: The spec, with its datasets' shards and the layouts chosen for it.
         chosen: Why it has these layouts; ``None`` if the user gave them.
         profile: Profile that predicts its seconds; ``None``: data sheets.
-        fitted: Correction of such predictions by earlier jobs; ``None`` if none has run.
-        nodes: Size of the nodes that suit it.
-        basis: The basis of its predictions.
+        basis: The basis of its predictions: that, its correction by earlier jobs, and the nodes that suit it.
     """
 
     spec: JobSpec
     chosen: ChosenLayouts | None
     profile: StoredProfile | None
-    fitted: Fitted | None
-    nodes: NodeSize
     basis: Basis
 
 
@@ -94,8 +91,9 @@ async def admitted(
         nodes = size_of_a_node(full, context.store, autoscaling=context.settings.autoscaling)
         fitted = context.observations.for_job(full, profile.profile if profile else None, nodes.gpus, tenant)
         basis = basis_of(profile, fitted, *nodes)
-        full, chosen = with_layouts(full, context, tenant, basis)
-        job = Completed(full, chosen, profile, fitted, nodes, basis)
+        chosen = context.searches.layouts(full, tenant, basis) if full.leaves_layouts else None
+        full = full.with_layouts(chosen.sizes) if chosen is not None else full
+        job = Completed(full, chosen, profile, basis)
 
         # Stores, users' files and secrets may be slow; without them, the checks read only the service's own files.
         trackers = [each for each in (full.trackers.mlflow, full.trackers.wandb) if each is not None]
@@ -184,19 +182,9 @@ def record_job(
             context.quotas.keep_queue(connection, job.spec.queue)
         alongside(connection)
 
-    return context.store.create(
-        job.spec,
-        context.settings.checkpoint_root,
-        owner,
-        trackers=kinds_of(job.spec, context.settings),
-        chosen=job.chosen,
-        profile=job.profile,
-        fitted=job.fitted,
-        node_gpus=job.nodes.gpus,
-        node_memory_bytes=job.nodes.memory_bytes,
-        alongside=in_queue,
-        **more,
-    )
+    root, trackers = context.settings.checkpoint_root, kinds_of(job.spec, context.settings)
+    more |= dict(job.basis, profile=job.profile, chosen=job.chosen, trackers=trackers, alongside=in_queue)
+    return context.store.create(job.spec, root, owner, **more)
 
 
 def conditions_of(job: JobSpec, context: Context, tenant: str, requested: RunConditions = CONDITIONS) -> RunConditions:
@@ -218,13 +206,17 @@ def conditions_of(job: JobSpec, context: Context, tenant: str, requested: RunCon
     return requested.model_copy(update=known)
 
 
-async def planned(job: JobSpec, machine: Machine, conditions: RunConditions, context: Context, tenant: str) -> Plan:
-    """Plan a job, and note how often it reads the tenant's datasets that it names.
+async def planned(
+    job: JobSpec, machine: Machine, context: Context, tenant: str, conditions: RunConditions | None = None
+) -> Plan:
+    """Plan a job, by default with its own conditions, and note how often it reads the datasets that it names.
 
     Raises:
         InvalidJob: It has no plan: a layout has more ranks than any known network, or other stages than are listed.
         RateLimited: Too many plans of the tenant wait to be made.
     """
+    if conditions is None:
+        conditions = await run_in_threadpool(conditions_of, job, context, tenant)
     with at_fault("parallelism", ValueError):
         made = await context.plans.run(tenant, partial(plan, job, machine, conditions))
     shares = [(job.data.dataset, 1.0), *((each.dataset, each.weight) for each in job.data.mixture)]
@@ -279,7 +271,7 @@ async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str
         except ValueError as error:
             raise InvalidDataset([FieldError(field=field, message=redact(str(error)))]) from error
         except Exception as error:  # the clients of object stores raise types of their own
-            raise InvalidDataset([_unreachable(field, error)]) from error
+            raise InvalidDataset([FieldError(field=field, message=redact(_UNREACHABLE.format(error)))]) from error
 
     named = ", ".join(map(repr, request.source.paths[:_MOST_NAMED])) or "the standard library"
     await context.stores.run(tenant, f"data: {named}", refuse_unfit)
@@ -302,61 +294,34 @@ def with_datasets(spec: JobSpec, context: Context, tenant: str, original: JobSpe
         return spec
     pinned = {(name, source.paths) for _, name, source in original.data.datasets if source} if original else set()
     known = context.datasets.some({name for _, name, _ in spec.data.datasets}, tenant)
-    data, errors = spec.data, list[FieldError]()
-
-    def shards(field: str, name: str, written: SourceConfig | None, paths_field: str) -> dict[str, Any]:
-        """The kind and paths of a dataset: those that a clone has, or the present ones; none if there is a problem."""
-        paths = written.paths if written else ()
+    shards, errors = dict[str, dict[str, Any]](), list[FieldError]()  # the kind and paths of a dataset, by its field
+    for field, name, written in spec.data.datasets:
+        dataset, paths = known.get(name), written.paths if written else ()
         if (name, paths) in pinned:
-            return {"kind": "tokenized", "paths": paths}
-        dataset = known.get(name)
+            shards[field] = {"kind": "tokenized", "paths": paths}
+            continue
         if dataset is None:
             errors.append(FieldError(field=field, message=str(DatasetNotFound(name)), value=name))
-            return {}
+            continue
+        shards[field] = {"kind": "tokenized", "paths": (dataset.url,)}
         if dataset.state is not DatasetState.READY:
             message = f"the dataset {name!r} is {dataset.state} ({dataset.message}); wait until it is READY"
             errors.append(FieldError(field=field, message=message, value=name))
-        elif written is not None and paths not in ((), (dataset.url,)):
+        elif paths not in ((), (dataset.url,)):
             message = f"names other shards than those of the dataset {name!r}; leave it out"
-            errors.append(FieldError(field=paths_field, message=message))
-        return {"kind": "tokenized", "paths": (dataset.url,)}
-
-    source = data.source
-    if data.dataset is not None:
-        source = SourceConfig(**shards("data.dataset", data.dataset, data.source, "data.source"))
-    update: dict[str, object] = {"source": source}
-    named = {"mixture": list[NamedSource](data.mixture), "validation": list[NamedSource](data.validation)}
-    for part, sources in named.items():
-        for number, each in enumerate(sources):
-            if each.dataset is not None:
-                field = f"data.{part}[{number}]"
-                paths = shards(f"{field}.dataset", each.dataset, each, f"{field}.paths")
-                sources[number] = each.model_copy(update=paths)
-        update[part] = tuple(sources)
+            where = "data.source" if field == "data.dataset" else f"{field.removesuffix('dataset')}paths"
+            errors.append(FieldError(field=where, message=message))
     if errors:
         raise InvalidJob(errors)
     if original is None:
         refuse_small_vocabulary(spec, known.values())
+    data = spec.data
+    source = data.source if data.dataset is None else SourceConfig(**shards["data.dataset"])
+    update: dict[str, object] = {"source": source}
+    for part, sources in (("mixture", data.mixture), ("validation", data.validation)):
+        found = [shards.get(f"data.{part}[{number}].dataset") for number in range(len(sources))]
+        update[part] = tuple(each.model_copy(update=its) for each, its in zip(sources, found, strict=True))
     return spec.model_copy(update={"data": data.model_copy(update=update)})
-
-
-def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> tuple[JobSpec, ChosenLayouts | None]:
-    """Choose a job's layouts if it leaves them to the service, and say why they were chosen; may take seconds.
-
-    Args:
-        spec: The job; layouts chosen for it earlier are chosen again.
-        context: The service's parts.
-        tenant: The job's tenant.
-        basis: The basis of its predictions.
-
-    Raises:
-        InvalidJob: None is legal and fits, or choosing takes too long.
-        RateLimited: Another search is under way.
-    """
-    if not spec.leaves_layouts:
-        return spec, None
-    chosen = context.searches.layouts(spec, tenant, basis)
-    return spec.with_layouts(chosen.sizes), chosen
 
 
 def _refuse_unfit(job: Completed, context: Context, tenant: str) -> None:
@@ -387,9 +352,4 @@ def _refusals(field: str) -> Iterator[None]:
     except UnfitField as error:
         raise InvalidJob([FieldError(field=error.field, message=redact(error.message))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
-        raise InvalidJob([_unreachable(field, error)]) from error
-
-
-def _unreachable(field: str, error: Exception) -> FieldError:
-    problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
-    return FieldError(field=field, message=redact(problem))
+        raise InvalidJob([FieldError(field=field, message=redact(_UNREACHABLE.format(error)))]) from error

@@ -15,7 +15,7 @@ from service.api.auth import SECURITY_SCHEMES, Gate, needs_key
 from service.api.deps import Context
 from service.api.errors import HANDLERS, MEDIA_TYPE
 from service.api.examples import SPEC, examples_of_models
-from service.api.middleware import REQUEST_ID, AnswerHeaders, Heads, Measuring
+from service.api.middleware import REQUEST_ID, Answering
 from service.api.routes import access, checkpoints, cluster, datasets, jobs, plans, sweeps
 from service.jobs.outlook import Outlook
 from service.jobs.store import JobStore
@@ -28,21 +28,11 @@ if TYPE_CHECKING:
 
 # Their routes are tried in turn, so those that get most requests come first. An app takes them as they are: including a
 # router would build each of its routes anew, a quarter of a second in all.
-ROUTERS = (
-    jobs.router,
-    cluster.queues_router,
-    checkpoints.router,
-    datasets.router,
-    sweeps.router,
-    cluster.router,
-    plans.router,
-    cluster.profiles_router,
-    access.router,
-    cluster.targets_router,
-    access.session_router,
-    cluster.health_router,
-    pages.router,
-)
+_ROUTERS = (
+    jobs.router, cluster.queues_router, checkpoints.router, datasets.router, sweeps.router, cluster.router,
+    plans.router, cluster.profiles_router, access.router, cluster.targets_router, access.session_router,
+    cluster.health_router, pages.router,
+)  # fmt: skip
 
 
 class _Api(FastAPI):
@@ -57,10 +47,10 @@ class _Api(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         context: Context = self.state.context
-        answering = AnswerHeaders(Audit(super().build_middleware_stack(), context.audit), context.settings)
+        audited = Audit(super().build_middleware_stack(), context.audit)
         paths = (route.path for route in self.routes if isinstance(route, Route))
-        measuring = Measuring(Heads(answering), context.metrics.http, paths)
-        return context.tracing.requests(measuring) if context.tracing else measuring
+        answering = Answering(audited, context.settings, context.metrics.http, paths)
+        return context.tracing.requests(answering) if context.tracing else answering
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -99,23 +89,18 @@ def create_app(
     # FastAPI's documentation pages load scripts from third parties; /openapi.json has all that they show.
     # Its spans and metrics are off as well: the service has its own.
     app = _Api(
-        title="BOOST Service",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        exception_handlers=HANDLERS,
-        routes=[route for router in ROUTERS for route in router.routes],
+        title="BOOST Service", version=__version__, docs_url=None, redoc_url=None, exception_handlers=HANDLERS,
+        routes=[route for router in _ROUTERS for route in router.routes],
         telemetry={"tracing": False, "metrics": False, "logs": False},
-    )
+    )  # fmt: skip
     app.state.context = context = Context(store, settings, outlook, metrics, tracing)
     app.router.middleware_stack = Gate(app.router.middleware_stack, context.keys, context.limits, settings)
     if settings.cors_origins:
         # Pages of these origins may call the API with a key; only the service's own page may use cookies.
         app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
+            CORSMiddleware, allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["Authorization", "Idempotency-Key", "If-Match", "Last-Event-ID", REQUEST_ID],
             expose_headers=["ETag", "Idempotency-Replayed", "Location", "Retry-After", REQUEST_ID],
-        )
+        )  # fmt: skip
     return app

@@ -44,8 +44,7 @@ class Audit:
         """Handle a request, and record it as soon as its status is known."""
         # Not taken from the routes, because a request may be refused before it gets there.
         named = (each for method, path, each in _PATTERNS if method == scope["method"] and path.match(scope["path"]))
-        action = next(named, None)
-        if action is None:
+        if (action := next(named, None)) is None:
             await self.app(scope, receive, send)
             return
 

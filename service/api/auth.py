@@ -34,13 +34,9 @@ COOKIE = "boost_key"
 HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; the service's operator can create one"
 
 # How a request may carry a key, for OpenAPI. FastAPI's own classes for this would read the headers once more.
-SECURITY_SCHEMES: dict[str, dict[str, str]] = {
-    "bearer": {"type": "http", "description": "An API key.", "scheme": "bearer"},
-    "cookie": {
-        "type": "apiKey", "description": "An API key, set by POST /session for browsers.", "in": "cookie",
-        "name": COOKIE,
-    },
-}  # fmt: skip
+_BEARER = {"type": "http", "description": "An API key.", "scheme": "bearer"}
+_COOKIE = {"type": "apiKey", "description": "An API key, set by POST /session for browsers."}
+SECURITY_SCHEMES = {"bearer": _BEARER, "cookie": _COOKIE | {"in": "cookie", "name": COOKIE}}
 
 
 def needs_key(path: str) -> bool:
@@ -100,7 +96,6 @@ def without_values(record: logging.LogRecord) -> bool:
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _PROBES = frozenset({"/healthz", "/readyz"})  # must answer an orchestrator even while the rest is flooded
-_PORT = re.compile(r":\d*$")
 # Headers that a request has once, as far as the API reads them.
 _SINGLE = ("Authorization", "Content-Type", "Idempotency-Key", "If-Match", "Last-Event-ID", "Origin")
 _SAME_ORIGIN = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: the user's own navigation
@@ -150,11 +145,9 @@ class Gate:
             # Only this machine's programs and pages, as one user with all rights. DNS rebinding: a page under a name
             # that resolves to this machine would pass as one of its own.
             host = request.headers.get("host", "")
-            if not is_loopback(_PORT.sub("", host)):
-                raise Forbidden(
-                    "without authentication, only requests to localhost or 127.0.0.1 are answered, not to "
-                    f"{host[:100]!r}"
-                )
+            if not is_loopback(re.sub(r":\d*$", "", host)):
+                problem = "without authentication, only requests to localhost or 127.0.0.1 are answered"
+                raise Forbidden(f"{problem}, not to {host[:100]!r}")
             refuse_foreign_page(request, self.settings.cors_origins)
             request.state.principal = ANONYMOUS
             await self.app(scope, receive, send)
@@ -163,10 +156,8 @@ class Gate:
         path, address = request.scope["path"], request.client.host if request.client else None
         if _KEY.search(unquote(request.scope["query_string"].decode("latin-1"))):
             self.limits.failures.count(network_of(address))
-            raise Unauthenticated(
-                "there is an API key in the query, which logs and histories keep: revoke it, and send another one as "
-                "Authorization: Bearer boost_…"
-            )
+            problem = "there is an API key in the query, which logs and histories keep"
+            raise Unauthenticated(f"{problem}: revoke it, and send another one as Authorization: Bearer boost_…")
         if not needs_key(path):
             if path not in _PROBES:
                 self.limits.addresses.count(network_of(address))
@@ -184,9 +175,8 @@ class Gate:
         if presented is None:
             self.limits.addresses.count(network_of(address))
             raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
-        principal = self.keys.verify(presented, cached_only=True) or await to_thread.run_sync(
-            self.keys.verify, presented, limiter=self.limits.key_threads
-        )
+        verify, threads = self.keys.verify, self.limits.key_threads
+        principal = verify(presented, cached_only=True) or await to_thread.run_sync(verify, presented, limiter=threads)
         if principal is None:
             self.limits.failures.count(network_of(address))
             raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
@@ -194,9 +184,8 @@ class Gate:
         self.limits.keys.count(str(principal.key_id))
         # Browsers send the cookie with requests from any page; only the service's own page may change things.
         if header is None and request.method not in SAFE_METHODS and not _from_own_page(request):
-            raise Forbidden(
-                "with a cookie, only the service's own page may change things; programs send Authorization: Bearer"
-            )
+            problem = "with a cookie, only the service's own page may change things"
+            raise Forbidden(f"{problem}; programs send Authorization: Bearer")
         await self.app(scope, receive, send)
 
 

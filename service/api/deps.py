@@ -72,47 +72,40 @@ class Context:
         self.curves = CurveCache(store.engine)
         self.slow_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
         self.scrape_threads: Mapping[str, CapacityLimiter] = defaultdict(partial(CapacityLimiter, SLOW_THREADS))
-        self.plans = PlanThreads()
-        self.datasets = DatasetStore(store)
+        self.plans, self.datasets, self.quotas = PlanThreads(), DatasetStore(store), QuotaStore(store)
         self.sweeps, self.studies = SweepStore(store), Studies(store.engine)
-        self.quotas = QuotaStore(store)
         self.profiles, self.observations = ProfileStore(store.engine), Observations(store.engine)
         self.keys, self.audit, self.limits = KeyStore(store.engine), AuditLog(store.engine), RateLimits(settings)
         self.stopping = threading.Event()
         self.feeds = Feeds(store, self.keys, self.stopping)
-        self.stores = StoreAccess(settings.store_seconds)
-        self.searches = Searches()
+        self.stores, self.searches = StoreAccess(settings.store_seconds), Searches()
         self.metrics, self.tracing = metrics or ProcessMetrics(), tracing
 
 
-def context_of(request: Request) -> Context:
+async def context_of(request: Request) -> Context:
     """The parts of the service; busy routes call this directly, because each dependency costs time."""
     context: Context = request.app.state.context
     return context
 
 
-async def _context(request: Request) -> Context:
-    return context_of(request)
-
-
-ContextDep = Annotated[Context, Depends(_context)]
+ContextDep = Annotated[Context, Depends(context_of)]
 
 
 async def _job(job_id: str, request: Request, who: Reader) -> JobRecord:
     """The job, if it belongs to the tenant; others' jobs are reported as not found."""
-    job = await context_of(request).reads.run(lambda store: store.get(job_id))
-    refuse_others(job, who)
-    return job
+    context = await context_of(request)
+    return shown_to(who, await context.reads.run(lambda store: store.get(job_id)))
 
 
-def refuse_others(job: JobRecord, who: Principal) -> None:
-    """Refuse a job that does not belong to the tenant.
+def shown_to(who: Principal, job: JobRecord) -> JobRecord:
+    """Return a job, unless it does not belong to the tenant.
 
     Raises:
         JobNotFound: It belongs to another tenant, which is not disclosed.
     """
     if job.tenant != who.tenant and not who.may(Scope.ADMIN):
         raise JobNotFound(job.id)
+    return job
 
 
 JobDep = Annotated[JobRecord, Depends(_job)]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy import exc
 from starlette.exceptions import HTTPException
 
+from boost_core.checkpoint.folder import CheckpointPinned
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.tenants_and_queues import QueueInUse, QueueNotFound
 from service.api.middleware import ENDLESS
@@ -97,10 +99,6 @@ class CheckpointInUse(ValueError):
     """A checkpoint is the one that its job would resume from, or another job is to start from."""
 
 
-class CheckpointPinned(ValueError):
-    """A checkpoint is pinned, so it is kept until it is unpinned."""
-
-
 class StoreUnavailable(RuntimeError):
     """The store does not respond, or denies access."""
 
@@ -139,27 +137,21 @@ _RETRY_SECONDS = "5"
 _log = logging.getLogger(__name__)
 
 
-def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """A route's ``responses`` for OpenAPI, for problems with these statuses."""
-    return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
+    return {status: {"model": Problem, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
-INVALID = problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY)
-NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
-CONFLICT = problem_responses(HTTPStatus.CONFLICT)
-BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-# Problems that every route requiring a key may answer with.
-GUARDED = problem_responses(
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.FORBIDDEN,
-    HTTPStatus.REQUEST_URI_TOO_LONG,
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.INSUFFICIENT_STORAGE,
-)
+INVALID = problem_responses(422)
+NOT_FOUND = problem_responses(404, 422)
+CONFLICT = problem_responses(409)
+BODY_REFUSED = problem_responses(413, 422)
+GUARDED = problem_responses(401, 403, 414, 429, 503, 507)  # that every route requiring a key may answer with
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+async def _answer(request: Request, error: Exception, is_internal: bool = False) -> Response:
+    if is_internal:
+        error = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR)
     errors: Sequence[FieldError] = ()
     headers: Mapping[str, str] | None = None
     status: int = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -214,13 +206,12 @@ async def _answer(request: Request, error: Exception) -> Response:
         detail = "; ".join(f"{field.field}: {field.message}" for field in errors)
         if left_out:
             detail += f"; and {left_out} more (fix these first)"
-    urn, title = f"urn:boost:problem:{code}", code.replace("-", " ").capitalize()
-    problem = Problem(
-        type=urn, code=code, title=title, status=status, detail=detail, instance=request.url.path, errors=list(errors)
-    )
+    urn, title, at = f"urn:boost:problem:{code}", code.replace("-", " ").capitalize(), request.url.path
+    problem = Problem(type=urn, code=code, title=title, status=status, detail=detail, instance=at, errors=list(errors))
     return Response(problem.model_dump_json(exclude_none=True), status, dict(headers or {}), MEDIA_TYPE)
 
 
+_TOO_LARGE = f"the body is larger than {MOST_BODY_BYTES} bytes, or than {MOST_KEYLESS_BYTES} without a key; send less"
 # Written out, because the phrases of HTTPStatus differ between Python versions.
 _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
     404: ("not-found", "there is nothing at this path; /openapi.json lists all paths"),
@@ -228,21 +219,14 @@ _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
     414: ("target-too-long", f"the path and the query are longer than {MOST_TARGET_BYTES} bytes; shorten them"),
     431: ("headers-too-large", f"the headers are larger than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones"),
     500: ("internal-error", "the service failed on this request; its log says why"),
-    413: (
-        "body-too-large",
-        f"the body is larger than {MOST_BODY_BYTES} bytes, or than {MOST_KEYLESS_BYTES} without a key; send less",
-    ),
+    413: ("body-too-large", _TOO_LARGE),
 }
-
-
-async def _internal_error(request: Request, _: Exception) -> Response:
-    # Starlette raises the exception again after this response, and the server logs it with its traceback.
-    return await _answer(request, HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR))
 
 
 # Every error is answered with a problem.
 HANDLERS: dict[int | type[Exception], Callable[[Request, Exception], Coroutine[Any, Any, Response]]] = {
-    **dict.fromkeys((RequestValidationError, InvalidJob, *_PROBLEMS, *_DATABASE_AWAY, exc.DatabaseError), _answer),
-    HTTPException: _answer,
-    Exception: _internal_error,
+    **dict.fromkeys((RequestValidationError, HTTPException, InvalidJob, *_PROBLEMS), _answer),
+    **dict.fromkeys((*_DATABASE_AWAY, exc.DatabaseError), _answer),
+    # Starlette raises the exception again after this response, and the server logs it with its traceback.
+    Exception: partial(_answer, is_internal=True),
 }

@@ -15,11 +15,12 @@ import time
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import filterfalse
+from operator import attrgetter
 
 import anyio
 import anyio.to_thread
@@ -32,6 +33,7 @@ from service.jobs.queries import EventFilter, Position
 from service.jobs.store import JobStore, listening, send_probe
 
 BATCH = 100  # events read, or passed to a stream, at once
+_ID = attrgetter("event.id")  # of an encoded event
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,6 @@ class EncodedEvent:
     event: JobEvent
     encoded: ServerSentEvent
     size: int
-
-
-Read = Callable[[str, int, EventFilter, str], Awaitable[Sequence[EncodedEvent]]]
 
 
 def read_events(store: JobStore, job_id: str, after: int, selection: EventFilter) -> Sequence[EncodedEvent]:
@@ -101,16 +100,17 @@ class Feed:
             self.version, self.finished = position.version, position.finished
         else:
             self.stale.set()
-        self._wake()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def after(self, seen: int) -> Sequence[EncodedEvent]:
         """Return the next events after a given one, which is not before the feed's start; a batch at most."""
-        first = self._index(seen)
+        first = bisect_right(self._events, seen, key=_ID)
         return self._events[first : first + BATCH]
 
     def trim(self, most: int) -> None:
         """Drop the events that all followers have seen, and the oldest others beyond ``most`` bytes."""
-        dropped = self._index(min(follower.seen for follower in self.followers))
+        dropped = bisect_right(self._events, min(follower.seen for follower in self.followers), key=_ID)
         self.size -= sum(each.size for each in self._events[:dropped])
         while self.size > most:
             self.size -= self._events[dropped].size
@@ -123,14 +123,8 @@ class Feed:
         """End the streams of some principals before the job has ended."""
         for follower in self.followers:
             follower.over |= is_over(follower.who)
-        self._wake()
-
-    def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
-
-    def _index(self, seen: int) -> int:
-        return bisect_right(self._events, seen, key=lambda each: each.event.id)
 
 
 @dataclass(eq=False)
@@ -139,7 +133,7 @@ class Follower:
 
     Attributes:
         feed: The job's feed.
-        read: Reads the record; see ``read_events``.
+        feeds: The feeds of the process, for reading the record.
         who: Whose stream it is.
         selection: Which events to follow.
         seen: Id of the event after which it starts; then of the newest that it has returned.
@@ -147,7 +141,7 @@ class Follower:
     """
 
     feed: Feed
-    read: Read
+    feeds: "Feeds"
     who: Principal
     selection: EventFilter
     seen: int
@@ -156,11 +150,9 @@ class Follower:
     async def next(self) -> Sequence[EncodedEvent]:
         """Wait for the next selected events and return them in order; none at the end of the stream."""
         while not self.over:
-            if self.feed.newest is None:
-                await self.feed.changed.wait()
-            elif self.seen < self.feed.start:
+            if self.feed.newest is not None and self.seen < self.feed.start:
                 newest = self.feed.newest
-                batch = await self.read(self.feed.job_id, self.seen, self.selection, self.who.tenant)
+                batch = await self.feeds.read(self.feed.job_id, self.seen, self.selection, self.who.tenant)
                 # If there were no more, these include all selected events up to what the feed had read before.
                 self.seen = max([self.seen if len(batch) == BATCH else newest, *(each.event.id for each in batch[-1:])])
                 if batch:
@@ -202,12 +194,11 @@ class Feeds:
         self._readers: dict[str, asyncio.Task[None]] = {}  # by job
         self._watchers: list[asyncio.Task[None]] = []  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads = anyio.CapacityLimiter(_THREADS)
-        self._old = anyio.CapacityLimiter(_THREADS)
+        self._threads, self._old = anyio.CapacityLimiter(_THREADS), anyio.CapacityLimiter(_THREADS)
         self._tenants = defaultdict[str, anyio.CapacityLimiter](partial(anyio.CapacityLimiter, _THREADS_PER_TENANT))
         self._is_notified = False  # by the database, of other processes' writes
         self._next_look = 0.0
-        store.notifications.subscribers.append(self._on_write)
+        store.notifications.subscribers.append(self._note)
 
     @contextmanager
     def follow(self, job_id: str, who: Principal, selection: EventFilter, after: int) -> Iterator[Follower]:
@@ -219,15 +210,14 @@ class Feeds:
             selection: Which events to follow.
             after: Id of the event after which to start.
         """
-        feed = self._feeds.get(job_id)
-        if feed is None:
+        if (feed := self._feeds.get(job_id)) is None:
             if not self._feeds:
                 self._loop = asyncio.get_running_loop()
                 self._is_notified, self._next_look = False, time.monotonic() + LOOK_SECONDS
                 self._watchers = [asyncio.create_task(each) for each in (self._tend(), self._watch(), self._listen())]
             feed = self._feeds[job_id] = Feed(job_id)
             self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
-        follower = Follower(feed, self.read, who, selection, after)
+        follower = Follower(feed, self, who, selection, after)
         feed.followers.add(follower)
         feed.stale.set()
         try:
@@ -243,20 +233,15 @@ class Feeds:
 
     async def read(self, job_id: str, after: int, selection: EventFilter, tenant: str) -> Sequence[EncodedEvent]:
         """Read the record in another thread, for a tenant; see ``read_events``. What is old may take long to find."""
-        work = partial(read_events, self._store, job_id, after, selection)
         async with self._tenants[tenant]:
-            return await anyio.to_thread.run_sync(work, limiter=self._old)
-
-    def _on_write(self, job_id: str, version: int) -> None:
-        """Called by the thread of this process that has written to a job."""
-        if job_id in self._feeds and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has just ended
-                self._loop.call_soon_threadsafe(self._note, job_id, version)
+            return await anyio.to_thread.run_sync(read_events, self._store, job_id, after, selection, limiter=self._old)
 
     def _note(self, job_id: str, version: int) -> None:
+        """Note a write to a job; also called by the thread of this process that has written to it."""
         feed = self._feeds.get(job_id)
-        if feed is not None and version > feed.version:
-            feed.stale.set()
+        if feed is not None and version > feed.version and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(feed.stale.set)
 
     async def _keep_reading(self, feed: Feed) -> None:
         """Read a job's new events whenever there may be some."""
@@ -297,9 +282,8 @@ class Feeds:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 senders = {follower.who for feed in self._feeds.values() for follower in feed.followers}
-                find_bad = partial(set[Principal], filterfalse(self._keys.is_good, senders))
-                bad = await anyio.to_thread.run_sync(find_bad, limiter=self._threads)
-                if bad:
+                bad_ones = filterfalse(self._keys.is_good, senders)
+                if bad := await anyio.to_thread.run_sync(set, bad_ones, limiter=self._threads):
                     for feed in self._feeds.values():
                         feed.end(bad.__contains__)
                 if time.monotonic() >= self._next_look:

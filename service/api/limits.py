@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio import CapacityLimiter
 from sqlalchemy.exc import OperationalError
 
 from service.accounts.keys import Principal
@@ -35,11 +37,10 @@ THREADS = 64
 SLOW_THREADS = 2  # of a tenant, for requests that read much of the record
 PLANS_WAITING = 16  # of a tenant, beside the one being made
 _PLANS = 4  # being made at a time, by all tenants
-_PLAN_RETRY_SECONDS = 5
+_RETRY_SECONDS = 5
 _KEY_THREADS = 8
 
 _MOST_COUNTED = 5_000  # addresses, which bounds the memory
-_STREAM_RETRY_SECONDS = 5
 _STOPPING_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -97,9 +98,9 @@ class RateLimits:
         self.keys = Window(*often, f"this key has sent more than {rate} requests a second")
         self.addresses = Window(*often, f"this address has sent more than {rate} requests a second without a key")
         self.failures = Window(failures, 60, f"this address has sent more than {failures} wrong keys in a minute")
-        self.key_threads = anyio.CapacityLimiter(_KEY_THREADS)
+        self.key_threads = CapacityLimiter(_KEY_THREADS)
         self._most_streams = settings.streams_per_key
-        self._streams: Counter[str] = Counter()
+        self._streams: Counter[str | None] = Counter()
 
     @contextmanager
     def stream(self, principal: Principal) -> Iterator[None]:
@@ -109,19 +110,14 @@ class RateLimits:
             RateLimited: The key has too many streams open.
         """
         key_id = principal.key_id
-        if key_id is None:
-            yield
-            return
-        if self._streams[key_id] >= self._most_streams:
+        if key_id is not None and self._streams[key_id] >= self._most_streams:
             message = f"this key has {self._most_streams} event streams open, which is the maximum; close some"
-            raise RateLimited(message, _STREAM_RETRY_SECONDS)
+            raise RateLimited(message, _RETRY_SECONDS)
         self._streams[key_id] += 1
         try:
             yield
         finally:
-            self._streams[key_id] -= 1
-            if not self._streams[key_id]:
-                del self._streams[key_id]
+            self._streams -= Counter([key_id])  # which drops it at 0
 
 
 def network_of(address: str | None) -> str:
@@ -133,15 +129,15 @@ def network_of(address: str | None) -> str:
     return str(sender) if sender.version == 4 else str(ipaddress.ip_network((sender, 64), strict=False))
 
 
+@dataclass(eq=False)
 class PlanThreads:
     """Threads that make plans and check trials, which takes seconds of a core. Used from the server's event loop only.
 
     A tenant has one at a time, and no other requests wait for these threads.
     """
 
-    def __init__(self) -> None:
-        self._all = anyio.CapacityLimiter(_PLANS)
-        self._of_tenant: dict[str, anyio.CapacityLimiter] = defaultdict(partial(anyio.CapacityLimiter, 1))
+    _all: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _PLANS))
+    _of_tenant: dict[str, CapacityLimiter] = field(default_factory=partial(defaultdict, partial(CapacityLimiter, 1)))
 
     async def run(self, tenant: str, make: Callable[[], T]) -> T:
         """Return what a function makes when its tenant's turn comes.
@@ -151,7 +147,7 @@ class PlanThreads:
         """
         own = self._of_tenant[tenant]
         if own.statistics().tasks_waiting >= PLANS_WAITING:
-            raise RateLimited(f"{PLANS_WAITING} plans or sweeps of this tenant are waiting", _PLAN_RETRY_SECONDS)
+            raise RateLimited(f"{PLANS_WAITING} plans or sweeps of this tenant are waiting", _RETRY_SECONDS)
         async with own:
             return await anyio.to_thread.run_sync(make, limiter=self._all)
 
@@ -181,10 +177,8 @@ class ShortReads:
             DatabaseSlow: It took too long.
         """
         if self._in_loop is not None:
-            try:
+            with suppress(OperationalError, TooManyUnknown):
                 return read(self._in_loop)
-            except (OperationalError, TooManyUnknown):
-                pass
         try:
             with anyio.fail_after(self._seconds):
                 return await anyio.to_thread.run_sync(read, self._store, abandon_on_cancel=True)
@@ -226,27 +220,17 @@ class StoreAccess:
             StoreUnavailable: It took too long.
         """
         began, has_slot, own = time.monotonic(), False, self._of_tenant[tenant]
-        loop, context = asyncio.get_running_loop(), copy_context()
-        outcome: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            own.release()
-            self._all.release()
-            if outcome.cancelled():
-                return
-            if error is not None:
-                outcome.set_exception(error)
-            else:
-                outcome.set_result(result)  # type: ignore[arg-type]  # None only if that is what T is
+        loop, context, outcome = asyncio.get_running_loop(), copy_context(), Future[T]()
+        outcome.set_running_or_notify_cancel()  # from here on nothing cancels it, as nothing ends its thread
 
         def work() -> None:
-            result, error = None, None
-            try:
-                result = context.run(look)
-            except Exception as caught:
-                error = caught
             with suppress(RuntimeError):  # the server has stopped in the meantime
-                loop.call_soon_threadsafe(settle, result, error)
+                try:
+                    outcome.set_result(context.run(look))
+                except Exception as error:
+                    outcome.set_exception(error)
+                for slot in (own, self._all):
+                    loop.call_soon_threadsafe(slot.release)
 
         try:
             async with asyncio.timeout(self._seconds) as deadline:
@@ -256,8 +240,8 @@ class StoreAccess:
                     await slots.enter_async_context(self._all)
                     has_slot = True
                     threading.Thread(target=work, name="store", daemon=True).start()
-                    slots.pop_all()  # ``settle`` releases them
-                return await outcome
+                    slots.pop_all()  # ``work`` releases them
+                return await asyncio.wrap_future(outcome)
         except TimeoutError as error:
             if not deadline.expired():
                 raise  # the function's own

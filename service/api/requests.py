@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, NoReturn
 
@@ -71,13 +72,7 @@ class StrictRequest(HttpRequest):
             text = body.decode("utf-8-sig")
             if _is_too_much(text) and _is_too_much(_STRING.sub("", text)):
                 raise ValueError(f"has more than {_MOST_VALUES} values or {_MOST_FIELDS} fields; send fewer")
-            content = json.loads(
-                text,
-                object_pairs_hook=_without_doubles,
-                parse_constant=_refuse_constant,
-                parse_float=_finite,
-                parse_int=_not_endless,
-            )
+            content = _loads(text)
             if is_too_deep(content):
                 raise RecursionError
             json.dumps(content, ensure_ascii=False).encode()  # fails on halves of surrogate pairs
@@ -113,7 +108,7 @@ class StrictRoute(APIRoute):
         return handle_strictly
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
@@ -121,11 +116,11 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a valid JSON number; use a finite value")
 
 
-def _not_endless(digits: str) -> int:
+def _bounded(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"the number {digits[:40]}… is too long; no field takes one of {len(digits)} digits")
     return int(digits)
@@ -138,14 +133,12 @@ def _finite(digits: str) -> float:
     return number
 
 
-_Key = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{1,255}$",
-        description="Makes it safe to retry the request: the same key with the same body takes effect once.",
-    ),
-]
+_loads = partial(
+    json.loads, object_pairs_hook=_no_doubles, parse_constant=_no_constant, parse_float=_finite, parse_int=_bounded
+)
+
+_SAFE_RETRY = "Makes it safe to retry the request: the same key with the same body takes effect once."
+_Key = Annotated[str | None, Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,255}$", description=_SAFE_RETRY)]
 
 
 async def _idempotent(http: HttpRequest, key: _Key = None) -> Request | None:

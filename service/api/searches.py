@@ -35,14 +35,20 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(eq=False)
-class Turns:
-    """Allows one search at a time per tenant, and two in all."""
+class Results(Generic[Answer]):
+    """The results of the latest searches of one kind, of which a tenant has one at a time under way, and all have two.
 
+    Attributes:
+        most: Maximum number of results.
+    """
+
+    most: int
+    _answers: OrderedDict[bytes, Answer] = field(default_factory=OrderedDict)
     _tenants: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def of(self, tenant: str) -> Iterator[None]:
+    def turn(self, tenant: str) -> Iterator[None]:
         """Hold a tenant's turn while it searches.
 
         Raises:
@@ -60,21 +66,6 @@ class Turns:
             with self._lock:
                 self._tenants.discard(tenant)
 
-
-@dataclass(eq=False)
-class _Results(Generic[Answer]):
-    """The results of the latest searches of one kind, and the turns of those under way.
-
-    Attributes:
-        most: Maximum number of results.
-        turns: The turns.
-    """
-
-    most: int
-    turns: Turns = field(default_factory=Turns)
-    _answers: OrderedDict[bytes, Answer] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
     def get(self, search: Callable[[], Answer], tenant: str, field: str, *requested: Config) -> Answer:
         """Return the result of a search, without searching if the same was requested before.
 
@@ -89,7 +80,7 @@ class _Results(Generic[Answer]):
             if key in self._answers:
                 self._answers.move_to_end(key)
                 return self._answers[key]
-        with self.turns.of(tenant), at_fault(field, TooLong, SearchFailed):
+        with self.turn(tenant), at_fault(field, TooLong, SearchFailed):
             answer = search()
         with self._lock:
             self._answers[key] = answer
@@ -98,18 +89,17 @@ class _Results(Generic[Answer]):
         return answer
 
 
+@dataclass(eq=False)
 class Searches:
     """Runs searches, and remembers their results.
 
     Attributes:
-        for_plans: Turns for searching plans.
-        for_layouts: Turns for searching layouts, separate so that searches for plans never block a submission.
+        for_plans: The searches for plans.
+        for_layouts: Those for layouts, separate so that searches for plans never block a submission.
     """
 
-    def __init__(self) -> None:
-        self._plans: _Results[SearchReport] = _Results(_REMEMBERED_PLANS)
-        self._layouts: _Results[ChosenLayouts] = _Results(_REMEMBERED_LAYOUTS)
-        self.for_plans, self.for_layouts = self._plans.turns, self._layouts.turns
+    for_plans: Results[SearchReport] = field(default_factory=partial(Results, _REMEMBERED_PLANS))
+    for_layouts: Results[ChosenLayouts] = field(default_factory=partial(Results, _REMEMBERED_LAYOUTS))
 
     def plans(
         self, job: JobSpec, requested: PlanSearch, tenant: str, fitted: Fitted | None = None,
@@ -128,13 +118,12 @@ class Searches:
             InvalidJob: The search takes too long or fails.
             RateLimited: The tenant has a search under way, or too many others have.
         """
-        saves, copies = job.checkpoint, job.fault_tolerance.memory_copy_every_steps
-        often = CheckpointConfig(**saves.model_dump(include={"every_steps", "keep_last", "store_wait_seconds"}))
-        recovery = FaultToleranceConfig(memory_copy_every_steps=copies)
-        matters = {"elasticity": None, "checkpoint": often, "fault_tolerance": recovery}
+        often = job.checkpoint.model_dump(include={"every_steps", "keep_last", "store_wait_seconds"})
+        recovery = FaultToleranceConfig(memory_copy_every_steps=job.fault_tolerance.memory_copy_every_steps)
+        matters = {"elasticity": None, "checkpoint": CheckpointConfig(**often), "fault_tolerance": recovery}
         shape = _without_what_does_not_matter(job).model_copy(update=matters)
         search = partial(search_apart, job, requested, _SECONDS, fitted, conditions)
-        return self._plans.get(search, tenant, "search", shape, requested, conditions, *filter(None, [fitted]))
+        return self.for_plans.get(search, tenant, "search", shape, requested, conditions, *filter(None, [fitted]))
 
     def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
         """Return the layouts of a job with ``layouts: auto``, without a search if the same was requested before.
@@ -150,7 +139,7 @@ class Searches:
         """
         requested = _without_what_does_not_matter(spec)
         search = partial(layouts_apart, requested, _SECONDS, basis)
-        return self._layouts.get(search, tenant, "elasticity.gpus", requested, basis)
+        return self.for_layouts.get(search, tenant, "elasticity.gpus", requested, basis)
 
 
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:

@@ -14,7 +14,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -175,13 +174,17 @@ class _Requests(h11.Connection):
 class Protocol(H11Protocol):
     """uvicorn's, for clients that stop speaking HTTP in the middle of a request or while it is being answered.
 
-    uvicorn itself would answer them a second time, which is an error with a traceback in the log.
+    uvicorn itself would answer them a second time, which is an error with a traceback in the log. A connection on which
+    a request does not arrive in time, or a response is not read, is ended.
     """
 
     def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         assert config.h11_max_incomplete_event_size is not None  # set by the server
         self.conn = _Requests(h11.SERVER, config.h11_max_incomplete_event_size)
+        # What the connection was last seen waiting for, and since when.
+        self._part: tuple[str, object] | None = None
+        self._unread, self._part_since, self._unread_since = 0, 0.0, 0.0
 
     def send_400_response(self, msg: str) -> None:
         """Answer 400 unless an answer has begun, and close the connection."""
@@ -193,61 +196,37 @@ class Protocol(H11Protocol):
         else:
             self.transport.close()
 
-
-@dataclass
-class _Clocks:
-    """What a connection was last seen waiting for, and since when."""
-
-    part: tuple[str, object] | None = None
-    part_since: float = 0.0
-    unread: int = 0
-    unread_since: float = 0.0
-
-
-@dataclass
-class Watch:
-    """Ends connections on which a request does not arrive in time, or a response is not read.
-
-    Attributes:
-        notes: Collects problems.
-    """
-
-    notes: Notes
-    _clocks: dict[H11Protocol, _Clocks] = field(default_factory=dict)
-
-    def look(self, connections: Iterable[H11Protocol], now: float) -> None:
-        """End connections whose time is up; to be called about once a second.
+    def look(self, now: float, notes: Notes) -> None:
+        """End the connection if its time is up; to be called about once a second.
 
         Args:
-            connections: All open connections.
             now: Seconds on a monotonic clock.
+            notes: Collects problems.
         """
-        self._clocks = {connection: self._clocks.get(connection) or _Clocks() for connection in connections}
-        for connection, clocks in self._clocks.items():
-            # The part of a request that the server waits for; none between requests, and while it reads no more.
-            state, part = connection.conn.their_state, None
-            if state is h11.IDLE and connection.timeout_keep_alive_task is None:
-                part = "head", connection.cycle
-            elif state is h11.SEND_BODY and not connection.flow.read_paused:
-                part = "body", connection.cycle
-            if part != clocks.part:
-                clocks.part, clocks.part_since = part, now
-            if part is not None and not connection.transport.is_closing():
-                seconds = HEAD_SECONDS if part[0] == "head" else BODY_SECONDS
-                if now - clocks.part_since >= seconds:
-                    self.notes[f"closed, because the {part[0]} of a request took longer than {seconds:g} s"] += 1
-                    if connection.cycle is None or not connection.cycle.response_started:
-                        connection.transport.write(_TOO_SLOW)
-                    connection.transport.close()
+        # The part of a request that the server waits for; none between requests, and while it reads no more.
+        state, part = self.conn.their_state, None
+        if state is h11.IDLE and self.timeout_keep_alive_task is None:
+            part = "head", self.cycle
+        elif state is h11.SEND_BODY and not self.flow.read_paused:
+            part = "body", self.cycle
+        if part != self._part:
+            self._part, self._part_since = part, now
+        if part is not None and not self.transport.is_closing():
+            seconds = HEAD_SECONDS if part[0] == "head" else BODY_SECONDS
+            if now - self._part_since >= seconds:
+                notes[f"closed, because the {part[0]} of a request took longer than {seconds:g} s"] += 1
+                if self.cycle is None or not self.cycle.response_started:
+                    self.transport.write(_TOO_SLOW)
+                self.transport.close()
 
-            unread = connection.transport.get_write_buffer_size()
-            if not clocks.unread or unread <= max(0, clocks.unread - READ_BYTES):
-                clocks.unread, clocks.unread_since = unread, now
-                continue
-            clocks.unread = max(unread, clocks.unread)
-            if now - clocks.unread_since >= READ_SECONDS:
-                self.notes[f"cut off, because an answer was not read for {READ_SECONDS:g} s"] += 1
-                connection.transport.abort()
+        unread = self.transport.get_write_buffer_size()
+        if not self._unread or unread <= max(0, self._unread - READ_BYTES):
+            self._unread, self._unread_since = unread, now
+            return
+        self._unread = max(unread, self._unread)
+        if now - self._unread_since >= READ_SECONDS:
+            notes[f"cut off, because an answer was not read for {READ_SECONDS:g} s"] += 1
+            self.transport.abort()
 
 
 GRACE_SECONDS = 20  # for pending requests to be answered, and responses read, when the server stops
@@ -264,24 +243,23 @@ class ApiServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=settings.host,
-                port=settings.port,
-                loop=f"{Loop.__module__}:{Loop.__name__}",
-                http=Protocol,  # on h11, the implementation that limits headers
-                ws="none",
-                h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-                ssl_certfile=settings.tls_cert,
-                ssl_keyfile=settings.tls_key,
-                proxy_headers=bool(settings.trusted_proxies),
-                forwarded_allow_ips=list(settings.trusted_proxies),
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_SECONDS,
-                log_config=None,  # its lines look like all others from this process
-            )
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            loop=f"{Loop.__module__}:{Loop.__name__}",
+            http=Protocol,  # on h11, the implementation that limits headers
+            ws="none",
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=list(settings.trusted_proxies),
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            log_config=None,  # its lines look like all others from this process
         )
+        super().__init__(config)
         logging.getLogger("uvicorn.access").addFilter(without_values)
         self._settings = settings
         self._context: Context = app.state.context
@@ -294,10 +272,9 @@ class ApiServer(uvicorn.Server):
             sockets: Sockets to listen on, which the server closes; ``None``: listen where the settings say.
         """
         settings, most = self._settings, most_connections(self._settings.connections)
-        listeners: list[socket.socket] = [
-            Listener(each, most, settings.trusted_proxies, settings.tls_cert is not None, self._notes)
-            for each in sockets or [listen(settings.host, settings.port)]
-        ]
+        limits = most, settings.trusted_proxies, settings.tls_cert is not None, self._notes
+        listening = sockets or [listen(settings.host, settings.port)]
+        listeners: list[socket.socket] = [Listener(each, *limits) for each in listening]
         asyncio.get_running_loop().set_exception_handler(self._note)
         await super().startup(listeners)
         self._watching = asyncio.create_task(self._watch())
@@ -313,9 +290,11 @@ class ApiServer(uvicorn.Server):
             await self._watching
 
     async def _watch(self) -> None:
-        watch, now = Watch(self._notes), asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
         while True:
-            watch.look([each for each in self.server_state.connections if isinstance(each, H11Protocol)], now())
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Protocol):
+                    connection.look(now(), self._notes)
             self._notes.write(now())
             await asyncio.sleep(_LOOK_SECONDS)
 

@@ -1,17 +1,16 @@
 """Which service the command line talks to, and with which key: its login is one file that only its owner can read."""
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from service.cli.console import BadInput, read_settings
 from service.client import Client
+from service.jobs.model import JobRecord
 
-T = TypeVar("T")
-
+_PAGE = 500  # jobs; the API's maximum per request
 _FOLLOWING_RETRY_SECONDS = 60.0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -68,13 +67,18 @@ def open_client(url: str | None, **options: Any) -> Client:
 def retry_longer(client: Client) -> None:
     """Retry for longer from now on, unless the user has set how long: following must survive a service restart."""
     if "retry_seconds" not in read_settings().model_fields_set:
-        client.retry_seconds = _FOLLOWING_RETRY_SECONDS
+        client.retry_seconds = max(client.retry_seconds, _FOLLOWING_RETRY_SECONDS)
 
 
-def ask(url: str | None, request: Callable[[Client], T]) -> T:
-    """Return the answer to one request to the service that ``open_client`` finds."""
-    with open_client(url) as client:
-        return request(client)
+def listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tuple[list[JobRecord], str | None]:
+    """Return jobs, from as many pages as needed, and the cursor for older ones."""
+    jobs: list[JobRecord] = []
+    while True:
+        page = client.list(limit=min(limit - len(jobs), _PAGE), cursor=cursor, **which)
+        jobs += page.jobs
+        cursor = page.next_cursor
+        if cursor is None or len(jobs) >= limit:
+            return jobs, cursor
 
 
 def client_of(address: str, **options: Any) -> Client:

@@ -6,7 +6,7 @@ failure is one readable line per problem, and an exit status that tells what kin
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -26,7 +26,7 @@ from boost_core.config.base import StoreUnusable, in_lines, read_yaml, stores_in
 from boost_core.plan.machine import MeasuredProfile
 from boost_core.terminal import columns_here, printable, table_lines, wrapped
 from service.client import ApiError, ServiceUnreachable
-from service.models.problems import FieldError, job_errors
+from service.models.problems import job_errors
 from service.settings import Settings
 
 
@@ -46,6 +46,17 @@ class Terminal(Console):
         """Raise it; rich would end the program with the status of a failed job."""
         raise BrokenPipeError
 
+    def say(self, line: str, style: str | None = None, hang: int = 2) -> None:
+        """Print a line, wrapped between words to this console's width.
+
+        Args:
+            line: The line.
+            style: Style of its text.
+            hang: Blanks before what continues it.
+        """
+        text = "\n".join(wrapped(printable(line), self.width, hang))
+        self.print(text, markup=False, soft_wrap=True, style=style)
+
 
 def say(line: str, *, err: bool = False) -> None:
     """Print a line, wrapped to the terminal's width.
@@ -54,20 +65,15 @@ def say(line: str, *, err: bool = False) -> None:
         line: The line.
         err: Print to standard error.
     """
-    print_line(Terminal(stderr=err), line)
+    Terminal(stderr=err).say(line)
 
 
-def say_unchanged(text: str) -> None:
+def say_raw(text: str) -> None:
     """Print what others read or wrote, such as JSON and lines of logs: in lines of any length."""
     typer.echo(printable(text))
 
 
-def print_json(answer: BaseModel) -> None:
-    """Print an answer of the API unchanged."""
-    say_unchanged(answer.model_dump_json(indent=2))
-
-
-def print_facts(facts: Iterable[tuple[str, str]], indent: int = 12) -> None:
+def print_facts(facts: Iterable[Sequence[str]], indent: int = 12) -> None:
     """Print names and values beside each other.
 
     Args:
@@ -76,7 +82,7 @@ def print_facts(facts: Iterable[tuple[str, str]], indent: int = 12) -> None:
     """
     console = Terminal()
     for name, value in facts:
-        print_line(console, f"{name:<{indent}}{value}", hang=indent)
+        console.say(f"{name:<{indent}}{value}", hang=indent)
 
 
 @dataclass(frozen=True)
@@ -106,33 +112,22 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Terminal().print(PlainTable(columns, [*rows]), crop=False)
 
 
-def print_list(answer: BaseModel, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a list that the API has answered with, as its JSON or as a table."""
+def print_answer(
+    answer: BaseModel,
+    as_json: bool,
+    shown: str | Iterable[Sequence[str]] = (),
+    columns: Sequence[str] = (),
+    indent: int = 12,
+) -> None:
+    """Print what the API has answered with: as its JSON, or else as a text, a table with these columns, or facts."""
     if as_json:
-        print_json(answer)
+        say_raw(answer.model_dump_json(indent=2))
+    elif isinstance(shown, str):
+        say(shown)
+    elif columns:
+        print_rows(columns, shown)
     else:
-        print_rows(columns, rows)
-
-
-def print_one(answer: BaseModel, as_json: bool, facts: Iterable[tuple[str, str]], indent: int = 12) -> None:
-    """Print one thing that the API has answered with, as its JSON or as facts."""
-    if as_json:
-        print_json(answer)
-    else:
-        print_facts(facts, indent)
-
-
-def print_line(console: Console, line: str, style: str | None = None, hang: int = 2) -> None:
-    """Print a line, wrapped between words to the console's width.
-
-    Args:
-        console: Where to.
-        line: The line.
-        style: Style of its text.
-        hang: Blanks before what continues it.
-    """
-    text = "\n".join(wrapped(printable(line), console.width, hang))
-    console.print(text, markup=False, soft_wrap=True, style=style)
+        print_facts(shown, indent)
 
 
 def number(value: float | None, form: str = "g") -> str:
@@ -157,11 +152,8 @@ class ExitStatus(IntEnum):
     OUTPUT_CLOSED = 141  # as a shell reports the signal SIGPIPE, which ends other programs
 
 
-_STATUSES: dict[int, ExitStatus] = {
-    HTTPStatus.UNPROCESSABLE_ENTITY: ExitStatus.BAD_INPUT,
-    HTTPStatus.UNAUTHORIZED: ExitStatus.NOT_ALLOWED,
-    HTTPStatus.FORBIDDEN: ExitStatus.NOT_ALLOWED,
-}
+# By the HTTP status of the service's refusal.
+_STATUSES = {422: ExitStatus.BAD_INPUT, 401: ExitStatus.NOT_ALLOWED, 403: ExitStatus.NOT_ALLOWED}
 
 
 class BadInput(ValueError):
@@ -184,7 +176,7 @@ class ReadableErrors(TyperGroup):
             except ServiceUnreachable as error:
                 raise _exit([str(error)], ExitStatus.UNREACHABLE) from error
             except ApiError as error:
-                lines = _field_lines(error.errors) or [error.detail]
+                lines = [f"{each.field}: {each.message}" for each in error.errors] or [error.detail]
                 if error.status == HTTPStatus.UNAUTHORIZED:
                     lines = [error.detail, "sign in with `boost login`, or set BOOST_API_KEY"]
                 raise _exit(lines, _STATUSES.get(error.status, ExitStatus.FAILED)) from error
@@ -216,17 +208,18 @@ def bad_input(prefix: str = "", model: type[BaseModel] = JobSpec) -> Iterator[No
     try:
         yield
     except ValidationError as error:
-        raise BadInput(*(prefix + line for line in _field_lines(job_errors(error.errors(), model)))) from error
+        problems = job_errors(error.errors(), model)
+        raise BadInput(*(f"{prefix}{each.field}: {each.message}" for each in problems)) from error
     except (ValueError, YAMLError) as error:
         raise BadInput(f"{prefix}{error}") from error
 
 
-def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
+def read_job(path: Path, **changes: Any) -> JobSpec:
     """Read a job file.
 
     Args:
         path: The file.
-        changes: Fields to replace; ``None`` leaves a field unchanged.
+        **changes: Fields to replace; ``None`` leaves a field unchanged.
 
     Raises:
         BadInput: It is not a valid job.
@@ -234,11 +227,11 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
     """
     with bad_input():
         spec = load_job(path)
-        replaced = {field: value for field, value in (changes or {}).items() if value is not None}
+        replaced = {field: value for field, value in changes.items() if value is not None}
         return JobSpec.model_validate(spec.model_dump(mode="json") | replaced) if replaced else spec
 
 
-def read_yaml_as(model: type[Model], path: Path, inlined: str | None = None) -> Model:
+def read_as(model: type[Model], path: Path, inlined: str | None = None) -> Model:
     """Read a YAML file, such as a dataset's description or the network's levels.
 
     Args:
@@ -286,12 +279,8 @@ def read_settings(**options: Any) -> Settings:
         raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
 
 
-def _field_lines(problems: list[FieldError]) -> list[str]:
-    return [f"{problem.field}: {problem.message}" for problem in problems]
-
-
 def _exit(lines: Iterable[str], status: ExitStatus) -> typer.Exit:
     console = Terminal(stderr=True)
     for line in lines:
-        print_line(console, f"error: {line}", style="red")
+        console.say(f"error: {line}", style="red")
     return typer.Exit(status)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
@@ -19,7 +18,7 @@ from boost_core.config.base import counted
 from boost_core.plan.resolve import ChosenLayouts
 from boost_core.terminal import duration
 from service.cli.connection import retry_longer
-from service.cli.console import ExitStatus, print_line
+from service.cli.console import ExitStatus, Terminal
 from service.client import Client
 from service.jobs.goodput import as_of
 from service.jobs.model import EVENT_KINDS, EventKind, JobEvent, JobRecord
@@ -96,11 +95,8 @@ def facts(
         yield "", f"{restart.time.astimezone():%H:%M:%S}  {messages.restart_in_words(restart)}"
     goodput = as_of(job.goodput, datetime.now(UTC))
     seconds = goodput.total.total_seconds()
-    shares = [
-        f"{spent / seconds:.0%} {kind.replace('_', ' ')}"
-        for kind, spent in sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
-        if spent >= 0.005 * seconds > 0
-    ]
+    spent = sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
+    shares = [f"{part / seconds:.0%} {kind.replace('_', ' ')}" for kind, part in spent if part >= 0.005 * seconds > 0]
     yield "goodput", f"{', '.join(shares) or 'none booked'}, of {duration(seconds)}"
     yield "step", f"{step(job)}, on {job.spec.training.total_tokens:,} tokens in all"
     before = job.spec.steering
@@ -122,12 +118,9 @@ def facts(
         yield "validation", f"loss {words} at step {newest.step}, unigram {newest.unigram_entropy:.4f}"
         yield from (("", f"{each.name} {messages.validation_in_words(each)}") for each in newest.sets)
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
-    lines = [
-        f"{score.task} {score.metric} {value_in_words(score)} at step {each.step}"
-        for each in evaluations
-        for score in each.scores
-    ]
-    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
+    scored = [(each.step, score) for each in evaluations for score in each.scores]
+    for number, (at, score) in enumerate(scored[:_SHOWN_SCORES]):
+        yield "" if number else "scores", f"{score.task} {score.metric} {value_in_words(score)} at step {at}"
     for tracker in trackers:
         behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
         problem = f", failing: {tracker.problem}" if tracker.problem else ""
@@ -197,7 +190,7 @@ def line_of(event: JobEvent) -> str:
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 
-def follow(client: Client, job_id: str, console: Console, kinds: Sequence[EventKind] = ()) -> JobRecord:
+def follow(client: Client, job_id: str, console: Terminal, kinds: Sequence[EventKind] = ()) -> JobRecord:
     """Show a job's events from the first one until the job has ended, and return its final record.
 
     Those of some kinds, or without any given, all but the frequent ones that feed curves and gauges. Of steps, a
@@ -229,12 +222,12 @@ def follow(client: Client, job_id: str, console: Console, kinds: Sequence[EventK
                     if time.monotonic() < quiet_until:
                         continue
                     quiet_until = time.monotonic() + _PLAIN_SECONDS
-            print_line(console, line_of(event))
+            console.say(line_of(event))
     return client.get(job_id)
 
 
 def follow_until_interrupted(
-    client: Client, job_id: str, console: Console, kinds: Sequence[EventKind] = ()
+    client: Client, job_id: str, console: Terminal, kinds: Sequence[EventKind] = ()
 ) -> JobRecord:
     """Like ``follow``, but Ctrl-C ends this program and leaves the job running.
 
@@ -244,8 +237,8 @@ def follow_until_interrupted(
     try:
         return follow(client, job_id, console, kinds)
     except KeyboardInterrupt:
-        print_line(console, f"stopped following; the job continues. Follow it again: boost events {job_id} -f")
-        print_line(console, f"cancel it: boost cancel {job_id}")
+        console.say(f"stopped following; the job continues. Follow it again: boost events {job_id} -f")
+        console.say(f"cancel it: boost cancel {job_id}")
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
 
 

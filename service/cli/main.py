@@ -7,12 +7,6 @@ import typer
 from service.cli.commands import access, checkpoints, cluster, comparison, jobs, local, plan, sweeps
 from service.cli.console import ReadableErrors
 
-_JOBS = "Jobs"
-_CLUSTER = "Shared by jobs"
-_ACCOUNT = "Signing in"
-_OPERATORS = "For operators"
-_HERE = "On this machine"
-
 app = typer.Typer(
     cls=ReadableErrors,
     no_args_is_help=True,
@@ -20,8 +14,8 @@ app = typer.Typer(
     help="Train low-rank-bottleneck models.",
 )
 
-_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    _JOBS: {
+_COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Jobs": {
         "submit": jobs.submit,
         "clone": jobs.clone,
         "plan": plan.plan,
@@ -43,27 +37,34 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "export": checkpoints.export,
         "generate": checkpoints.generate,
         "eval": checkpoints.evaluate,
+        "ckpt": checkpoints.app,
+        "sweep": sweeps.app,
+        "datasets": cluster.datasets_app,
     },
-    _CLUSTER: {"nodes": cluster.nodes},
-    _ACCOUNT: {"login": access.login, "logout": access.logout, "whoami": access.whoami},
-    _OPERATORS: {"audit": access.audit, "migrate": local.migrate},
-    _HERE: {"serve": local.serve, "demo": local.demo, "import-config": local.import_configuration},
+    "Shared by jobs": {"nodes": cluster.nodes, "queues": cluster.queues_app, "profiles": cluster.profiles_app},
+    "Signing in": {"login": access.login, "logout": access.logout, "whoami": access.whoami},
+    "For operators": {
+        "audit": access.audit,
+        "migrate": local.migrate,
+        "keys": access.app,
+        "tenants": cluster.tenants_app,
+    },
+    "On this machine": {
+        "serve": local.serve,
+        "demo": local.demo,
+        "import-config": local.import_configuration,
+        "bench": local.bench,
+        "data": local.data,
+    },
 }
 
 for panel, commands in _COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
-
-for name, command in (("bench", local.bench), ("data", local.data)):
-    app.command(name, rich_help_panel=_HERE, **local.HANDED_ON)(command)
-
-app.add_typer(checkpoints.app, name="ckpt", rich_help_panel=_JOBS)
-app.add_typer(sweeps.app, name="sweep", rich_help_panel=_JOBS)
-app.add_typer(cluster.datasets_app, name="datasets", rich_help_panel=_JOBS)
-app.add_typer(cluster.queues_app, name="queues", rich_help_panel=_CLUSTER)
-app.add_typer(cluster.profiles_app, name="profiles", rich_help_panel=_CLUSTER)
-app.add_typer(access.app, name="keys", rich_help_panel=_OPERATORS)
-app.add_typer(cluster.tenants_app, name="tenants", rich_help_panel=_OPERATORS)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            settings = local.HANDED_ON if command in (local.bench, local.data) else {}
+            app.command(name, rich_help_panel=panel, **settings)(command)
 
 if __name__ == "__main__":
     app()

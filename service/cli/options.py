@@ -4,22 +4,21 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from typer import Argument, Option
 
 from boost_core.config.base import read_yaml
-from service.cli.connection import open_client
+from service.cli.connection import listed, open_client
 from service.cli.console import BadInput
 from service.client import ApiError, Client, ServiceUnreachable
-from service.client.calls import IDEMPOTENCY_KEY
-from service.jobs.model import JobRecord
 
-_PAGE = 500  # jobs; the API's maximum per request
 _COMPLETION_SECONDS = 1.0
 _MOST_NAMED = 5
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -32,22 +31,12 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
     Completion must be quick and never print an error.
     """
     try:
-        with open_client(context.params.get("url"), timeout=_COMPLETION_SECONDS, retry_seconds=0) as client:
+        url = context.params.get("url") or context.params.get("client")  # not opened during completion
+        with open_client(url, timeout=_COMPLETION_SECONDS, retry_seconds=0) as client:
             jobs = client.list().jobs
     except Exception:  # whatever it is, it cannot be reported during completion
         return []
     return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]
-
-
-def listed(client: Client, limit: int, cursor: str | None, **which: Any) -> tuple[list[JobRecord], str | None]:
-    """Return jobs, from as many pages as needed, and the cursor for older ones."""
-    jobs: list[JobRecord] = []
-    while True:
-        page = client.list(limit=min(limit - len(jobs), _PAGE), cursor=cursor, **which)
-        jobs += page.jobs
-        cursor = page.next_cursor
-        if cursor is None or len(jobs) >= limit:
-            return jobs, cursor
 
 
 def job_of(context: typer.Context, job: str) -> str:
@@ -58,7 +47,8 @@ def job_of(context: typer.Context, job: str) -> str:
     """
     if context.resilient_parsing or job.startswith("job-"):
         return job
-    with open_client(context.params.get("url")) as client:
+    opened = context.params.get("client")
+    with nullcontext(opened) if opened else open_client(context.params.get("url")) as client:
         named = [each for each in listed(client, sys.maxsize, None, name=job)[0] if each.name == job]
     if len(named) > 1:
         which = [f"{each.id} ({each.state})" for each in named[:_MOST_NAMED]]
@@ -80,36 +70,48 @@ def jobs_of(context: typer.Context, jobs: list[str] | None) -> list[str]:
 
 def _job_argument(metavar: str, about: str, callback: Callable[..., Any]) -> Any:
     """An argument that names jobs."""
-    return typer.Argument(metavar=metavar, help=about, autocompletion=complete_job_ids, callback=callback)
+    return Argument(metavar=metavar, help=about, autocompletion=complete_job_ids, callback=callback)
 
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
+JobFile = Annotated[Path, Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
 JobId = Annotated[str, _job_argument("ID", "ID or name of a job; `boost ls` lists them.", job_of)]
 _URL_HELP = "URL of the service (default: BOOST_URL, else the service of `boost login`, else this machine)."
-Url = Annotated[str | None, typer.Option(help=_URL_HELP, is_eager=True)]  # read before arguments that need it
+Url = Annotated[str | None, Option(help=_URL_HELP, is_eager=True)]  # read before arguments that need it
+
+
+@dataclass(frozen=True)
+class _Unusable:
+    """In place of a client that cannot be opened: its first use says why, after ``--help`` and what else is wrong."""
+
+    error: BadInput
+
+    def __getattr__(self, _: str) -> Any:
+        raise self.error
+
+
+def _open(context: typer.Context, url: str | None) -> Client | _Unusable | str | None:
+    """Open a command's client, until the whole command line ends: also if another of its options is wrong."""
+    if context.resilient_parsing:
+        return url
+    try:
+        return context.find_root().with_resource(open_client(url))
+    except BadInput as error:
+        return _Unusable(error)
+
+
+Service = Annotated[Client, Option("--url", metavar="<str>", help=_URL_HELP, is_eager=True, parser=str, callback=_open)]
+UNOPENED: Any = None  # the default of ``Service``, in whose place its callback puts a client
 JobIds = Annotated[list[str] | None, _job_argument("[ID]...", "IDs or names of jobs.", jobs_of)]
 _CHECKPOINT_HELP = "A job, a folder of checkpoints, or one checkpoint: a path, file:// or s3://."
 JobOrCheckpoint = Annotated[str, _job_argument("JOB|CHECKPOINT", _CHECKPOINT_HELP, job_or_place)]
 JobOrFolder = Annotated[str, _job_argument("ID|URL", "A job, or a folder: a path, file:// or s3://.", job_or_place)]
-WhichStep = Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]
-Tokenizer = Annotated[
-    str | None, typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's ID.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
+AtStep = Annotated[int | None, Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]
+_TOKENIZER_HELP = "The job's tokenizer.json, if it has moved."
+Tokenizer = Annotated[str | None, Option("--tokenizer", metavar="FILE", help=_TOKENIZER_HELP)]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only the job's ID.")]
 _CHANGES_HELP = "Field to change, such as training.steps=500; repeatable."
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help=_CHANGES_HELP)]
-
-
-def _checked_key(key: str | None) -> str | None:
-    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
-        raise BadInput(f"--idempotency-key {key!r}: give 1 to 255 visible ASCII characters")
-    return key
-
-
-_KEY_HELP = "Idempotency key: repeating the command with it creates only one job."
-IdempotencyKey = Annotated[str | None, typer.Option(metavar="KEY", help=_KEY_HELP, callback=_checked_key)]
+Changes = Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help=_CHANGES_HELP)]
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:
@@ -161,9 +163,8 @@ def hours(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 1e-3 <= value <= 1e12:
-        raise typer.BadParameter(
-            f"{text!r} is not a time of 0.001 to 1e12 hours; give hours, or a span such as 12h or 30d"
-        )
+        remedy = "give hours, or a span such as 12h or 30d"
+        raise typer.BadParameter(f"{text!r} is not a time of 0.001 to 1e12 hours; {remedy}")
     return value
 
 
@@ -188,9 +189,8 @@ def moment(text: str, *, in_future: bool) -> datetime:
         try:
             result = datetime.fromisoformat(text).astimezone()
         except (ValueError, OverflowError):
-            raise BadInput(
-                f"{text!r} is not a time; give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
-            ) from None
+            remedy = "give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
+            raise BadInput(f"{text!r} is not a time; {remedy}") from None
     if in_future and result <= datetime.now(UTC):
         raise BadInput(f"{text} is not in the future; give a later time, such as 90d")
     return result

@@ -16,7 +16,7 @@ from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
 from service.gang.control.fault_detection import Heartbeat
 from service.gang.status import JobTag
-from service.logs import GangLogs
+from service.logs import LogFormat, write_logs
 from service.security.access import Access
 
 
@@ -28,7 +28,7 @@ class GangContext:
         tag: The job, as shown to people in Ray's tools.
         access: What the workers may reach for the job.
         metrics_ports: Each rank serves its metrics on the first free one of these ports; empty: no metrics.
-        logs: How the processes write their logs.
+        log_format: The format of a line in the processes' logs.
         version: Version of the service, which the workers must have too.
         basis: What the job's times are predicted from.
     """
@@ -36,9 +36,13 @@ class GangContext:
     tag: JobTag
     access: Access
     metrics_ports: range
-    logs: GangLogs
+    log_format: LogFormat
     version: str = __version__
     basis: Basis = NOMINAL
+
+    def write_logs(self, rank: int | None = None) -> None:
+        """Start logging in one of the gang's processes, or start logging as a rank."""
+        write_logs(self.log_format, job=self.tag.job_id, attempt=self.tag.attempt, rank=rank)
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,9 @@ def require_version(other: str, who: str) -> None:
         ValueError: The versions differ.
     """
     if other != __version__:
-        raise ValueError(
-            f"{who} has BOOST {other}, but this process has {__version__}; run the same version on the API and on all "
-            "of Ray's nodes: upgrade the older one, or roll back the newer one"
-        )
+        differ = f"{who} has BOOST {other}, but this process has {__version__}"
+        advice = "run the same version on the API and on all of Ray's nodes"
+        raise ValueError(f"{differ}; {advice}: upgrade the older one, or roll back the newer one")
 
 
 # Ranks and GPUs
@@ -205,10 +208,8 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
         group = range(begin, begin + tensor)
         nodes = sorted({places[number].node for number in group})
         if len(nodes) > 1:
-            raise MisplacedRanks(
-                f"the tensor parallel group of ranks {begin} to {begin + tensor - 1} spans nodes {', '.join(nodes)}; "
-                "its placement group should have kept it on one"
-            )
+            where = f"group of ranks {begin} to {begin + tensor - 1} spans nodes {', '.join(nodes)}"
+            raise MisplacedRanks(f"the tensor parallel {where}; its placement group should have kept it on one")
         order += sorted(group, key=lambda number: (gpus[number], places[number].pid))
     return order
 
@@ -234,10 +235,8 @@ _NONE_OF = "!in("  # Ray's syntax for values that a label must not have
 
 def worker_resources(spec: JobSpec) -> dict[str, float]:
     """Return one worker's bundle, for example ``{"CPU": 1, "GPU": 1}``."""
-    resources: dict[str, float] = {"CPU": spec.resources.cpus_per_worker}
-    if spec.resources.gpus_per_worker:
-        resources["GPU"] = spec.resources.gpus_per_worker
-    return resources
+    gpus = {"GPU": spec.resources.gpus_per_worker} if spec.resources.gpus_per_worker else {}
+    return {"CPU": spec.resources.cpus_per_worker, **gpus}
 
 
 def node_selector(

@@ -3,12 +3,12 @@
 import json
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 import psycopg
 from alembic import command
@@ -18,9 +18,11 @@ from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from pydantic import BaseModel
-from sqlalchemy import URL, Engine, Select, create_engine, event, func, make_url, select
+from pydantic_core import to_json
+from sqlalchemy import URL, Engine, Row, Select, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from boost_core import __version__
 
@@ -36,6 +38,7 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
 
 T = TypeVar("T")
+Columns = TypeVarTuple("Columns")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -58,7 +61,7 @@ class DatabaseSlow(OperationalError):
         super().__init__(None, None, TimeoutError(f"no answer within {seconds:g} s"))
 
 
-def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engine:
+def open_engine(database_url: str | URL, seconds: float | None = WAIT_SECONDS) -> Engine:
     """Create an engine for an SQLAlchemy database URL, and the folder of a SQLite file.
 
     Args:
@@ -83,14 +86,18 @@ def open_engine(database_url: str, seconds: float | None = WAIT_SECONDS) -> Engi
         return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
-    if url.database and url.database != ":memory:":
+    file = Path(url.database) if url.database and url.database != ":memory:" else None
+    waiting = {"pool_timeout": WAIT_SECONDS if seconds is None else seconds} if file else {}
+    engine = create_engine(url, json_serializer=_json, **waiting)
+    busy_milliseconds = round(1000 * (_MIGRATION_SECONDS if seconds is None else seconds))
+    event.listen(engine, "connect", partial(_set_up_sqlite, busy_milliseconds=busy_milliseconds))
+    if file:
         # Readable only by its owner, whatever its folder allows; SQLite's log inherits the mode.
-        file = Path(url.database)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
         file.chmod(0o600)
-    busy_milliseconds = round(1000 * (_MIGRATION_SECONDS if seconds is None else seconds))
-    return _open_sqlite(url, partial(_set_up_sqlite, busy_milliseconds=busy_milliseconds), seconds)
+        watch_file(engine, str(file))
+    return engine
 
 
 def open_for_short_reads(engine: Engine) -> Engine | None:
@@ -106,7 +113,7 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
     """
     if engine.dialect.name != "sqlite" or engine.url.database in (None, "", ":memory:"):
         return None
-    short = _open_sqlite(engine.url, partial(_set_up_sqlite, busy_milliseconds=0))
+    short = open_engine(engine.url, 0)
 
     def bound_work(connection: sqlite3.Connection, *_: object) -> None:
         """Interrupt statements once a connection has done a certain amount of work since it left the pool."""
@@ -117,16 +124,6 @@ def open_for_short_reads(engine: Engine) -> Engine | None:
     with suppress(OperationalError):  # locked for a moment; then a read opens it
         short.connect().close()  # opened now, since that takes longer than a short read, and later the file may be gone
     return short.execution_options(**{SHORT_READS: True})
-
-
-def _open_sqlite(url: URL, set_up: Callable[[sqlite3.Connection, Any], None], seconds: float | None = None) -> Engine:
-    pooled = bool(url.database and url.database != ":memory:")
-    waiting = {"pool_timeout": WAIT_SECONDS if seconds is None else seconds} if pooled else {}
-    engine = create_engine(url, json_serializer=_json, **waiting)
-    event.listen(engine, "connect", set_up)
-    if url.database:
-        watch_file(engine, url.database)
-    return engine
 
 
 def watch_file(engine: Engine, file: str) -> None:
@@ -157,8 +154,10 @@ class _WithoutNul(StrDumperUnknown):
 
 
 def _json(value: Any) -> str:
-    """Encode JSON; models encode themselves in a third of the time."""
-    return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)
+    """Encode JSON. In models, numbers that JSON lacks become strings such as ``"NaN"``, which read back as numbers."""
+    if isinstance(value, BaseModel):  # in a third of the time
+        return to_json(value.model_dump(), inf_nan_mode="strings").decode()
+    return json.dumps(value, default=lambda model: json.loads(to_json(model.model_dump(), inf_nan_mode="strings")))
 
 
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any, milliseconds: int) -> None:
@@ -178,11 +177,8 @@ def _set_up_sqlite(connection: sqlite3.Connection, _record: Any, busy_millisecon
     Searches in whichever case are for all alphabets; SQLite's own ``lower`` knows ASCII.
     """
     connection.create_function("lower", 1, lambda text: text and text.lower(), deterministic=True)
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {busy_milliseconds}")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
+    for setting in (f"busy_timeout = {busy_milliseconds}", "journal_mode = WAL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {setting}")
 
 
 def migrate(database_url: str) -> None:
@@ -205,21 +201,26 @@ def migrate(database_url: str) -> None:
             known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
             for revision in MigrationContext.configure(connection).get_current_heads():
                 if revision not in known:
-                    raise DatabaseTooNew(
-                        f"its tables are at revision {revision}, which BOOST {__version__} does not know: a newer "
-                        "version has migrated it. Run that version again, or restore the backup that was taken before "
-                        "the upgrade"
-                    )
+                    problem = f"which BOOST {__version__} does not know: a newer version has migrated it"
+                    remedy = "Run that version again, or restore the backup that was taken before the upgrade"
+                    raise DatabaseTooNew(f"its tables are at revision {revision}, {problem}. {remedy}")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:
         engine.dispose()
 
 
-def read_models(engine: Engine, model: type[Model], query: Select[Any]) -> list[Model]:
-    """The rows that a query selects, each as a model whose fields are their columns."""
+def read_rows(
+    engine: Engine, query: TypedReturnsRows[*Columns], parameters: Mapping[str, Any] | None = None
+) -> Sequence[Row[*Columns]]:
+    """The rows that a query selects."""
     with engine.connect() as connection:
-        return [model.model_validate(dict(row)) for row in connection.execute(query).mappings()]
+        return connection.execute(query, parameters).all()
+
+
+def read_models(engine: Engine, model: type[Model], query: Select[Any]) -> list[Model]:
+    """The rows that a query selects, each as a model whose fields are among their columns."""
+    return [model.model_validate(row._asdict()) for row in read_rows(engine, query)]
 
 
 def retried_once(write: Callable[[], T]) -> T:
@@ -247,6 +248,7 @@ class DatabaseFault(NamedTuple):
         sqlite: SQLite's codes for it.
         sqlstates: PostgreSQL's: each an SQLSTATE, or its first two digits, which name the class.
         refusals: Parts of the text, in the server's language, which is all that psycopg knows of refused connections.
+        raised: Errors that stand for it, whatever their cause.
     """
 
     code: str
@@ -255,31 +257,33 @@ class DatabaseFault(NamedTuple):
     sqlite: tuple[int, ...] = ()
     sqlstates: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    raised: tuple[type[Exception], ...] = ()
 
 
 UNKNOWN_FAULT = DatabaseFault(
     "database-unavailable",
     "the service's database does not respond; a change in progress may or may not have been made; try again",
 )
-_GONE = DatabaseFault(
-    "database-unavailable",
-    "the service's database file is missing or was replaced, so nothing is stored; tell the operator",
-)
-_TOO_MANY_CONNECTIONS = DatabaseFault(
-    "database-too-many-connections",
-    "the service's database has no connection left; try again; if it stays so, the operator has to allow more "
-    "connections or to run fewer services on it",
-    sqlstates=("53300",),
-    refusals=("too many clients already", "remaining connection slots", "too many connections"),
-)
-_SLOW = DatabaseFault(
-    "database-slow",
-    "the service's database did not answer in time; a change in progress may or may not have been made; try again",
-    sqlstates=("57014",),
-)
 _FAULTS = (
-    _TOO_MANY_CONNECTIONS,
-    _SLOW,
+    DatabaseFault(
+        "database-unavailable",
+        "the service's database file is missing or was replaced, so nothing is stored; tell the operator",
+        raised=(DatabaseGone,),
+    ),
+    DatabaseFault(
+        "database-too-many-connections",
+        "the service's database has no connection left; try again; if it stays so, the operator has to allow more "
+        "connections or to run fewer services on it",
+        sqlstates=("53300",),
+        refusals=("too many clients already", "remaining connection slots", "too many connections"),
+        raised=(PoolTimeout,),
+    ),
+    DatabaseFault(
+        "database-slow",
+        "the service's database did not answer in time; a change in progress may or may not have been made; try again",
+        sqlstates=("57014",),
+        raised=(DatabaseSlow,),
+    ),
     DatabaseFault(
         "database-full",
         "the disk of the service's database is full, so nothing can be stored; the operator has to make room there",
@@ -327,19 +331,13 @@ _FAULTS = (
 
 def fault_of(error: Exception) -> DatabaseFault | None:
     """Return what is wrong with the database; ``None`` if the error is of another kind, or unknown."""
-    for kind, fault in ((DatabaseGone, _GONE), (PoolTimeout, _TOO_MANY_CONNECTIONS), (DatabaseSlow, _SLOW)):
-        if isinstance(error, kind):
-            return fault
     cause = error.orig if isinstance(error, DBAPIError) else None
-    if isinstance(cause, sqlite3.Error):
-        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-        return next((fault for fault in _FAULTS if code in fault.sqlite), None)
-    if isinstance(cause, psycopg.Error):
-        state = cause.sqlstate or ""
-        for fault in _FAULTS:
-            refused = not state and any(part in str(cause) for part in fault.refusals)
-            if refused or state in fault.sqlstates or state[:2] in fault.sqlstates:
-                return fault
+    code, state = getattr(cause, "sqlite_errorcode", 0) & 0xFF, getattr(cause, "sqlstate", None) or ""
+    refusal = str(cause) if isinstance(cause, psycopg.Error) and not state else ""
+    for fault in _FAULTS:
+        coded = code in fault.sqlite or state in fault.sqlstates or state[:2] in fault.sqlstates
+        if coded or isinstance(error, fault.raised) or any(part in refusal for part in fault.refusals):
+            return fault
     return None
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
-from service.jobs.database import read_models
-from service.jobs.leases import Lease, permitted, refuse_if_lost
+from service.jobs.database import read_models, read_rows
+from service.jobs.leases import Lease, write_under
 from service.jobs.model import Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.sweeps import SweepStore
@@ -63,12 +63,11 @@ class DatasetStore:
         try:
             with self.jobs.engine.begin() as connection:
                 counts = {row.state: row.number for row in connection.execute(by_state)}
-                if counts.get(DatasetState.BUILDING, 0) >= MOST_BUILDING or sum(counts.values()) >= MOST_DATASETS:
-                    raise DatasetConflict(
-                        f"the tenant {owner.tenant!r} has {sum(counts.values())} datasets, of which "
-                        f"{counts.get(DatasetState.BUILDING, 0)} are being built; at most {MOST_DATASETS} and "
-                        f"{MOST_BUILDING} are allowed: wait, or delete some"
-                    )
+                total, building = sum(counts.values()), counts.get(DatasetState.BUILDING, 0)
+                if building >= MOST_BUILDING or total >= MOST_DATASETS:
+                    has = f"the tenant {owner.tenant!r} has {total} datasets, of which {building} are being built"
+                    most = f"at most {MOST_DATASETS} and {MOST_BUILDING} are allowed"
+                    raise DatasetConflict(f"{has}; {most}: wait, or delete some")
                 earlier = connection.execute(select(*_SUMMARY).where(here)).one_or_none()
                 dataset_id = earlier.id if earlier else new_id("dataset")
                 folder = request.url or f"{root.rstrip('/')}/{owner.tenant}/datasets"
@@ -209,8 +208,7 @@ class DatasetBuilds:
         """Those builds that belong to this record's datasets, not to other services on the same cluster."""
         datasets = {build_id: build_id.rpartition("-")[0] for build_id in build_ids}
         query = select(DatasetRow.id).where(DatasetRow.id.in_(set(datasets.values())))
-        with self.jobs.engine.connect() as connection:
-            ours = set(connection.scalars(query))
+        ours = {dataset_id for (dataset_id,) in read_rows(self.jobs.engine, query)}
         return {build_id for build_id, dataset_id in datasets.items() if dataset_id in ours}
 
     def update(self, build: DatasetBuild, **values: Any) -> bool:
@@ -221,7 +219,8 @@ class DatasetBuilds:
         """
         this = (DatasetRow.id == build.id) & (DatasetRow.attempt == build.attempt)
         building = DatasetRow.state == DatasetState.BUILDING
-        return self._write(update(DatasetRow).where(this & building).values(values)) == 1
+        statement = update(DatasetRow).where(this & building).values(values)
+        return write_under(self.jobs.engine, self.lease, statement) == 1
 
     def forget_deleted(self, alive: AbstractSet[str]) -> None:
         """Remove the datasets that users have deleted, except those with a live build.
@@ -230,9 +229,5 @@ class DatasetBuilds:
             LeaseLost: Another process schedules now.
         """
         in_use = {build_id.rpartition("-")[0] for build_id in alive}
-        self._write(delete(DatasetRow).where(DatasetRow.deleted, DatasetRow.id.not_in(in_use)))
-
-    def _write(self, statement: Any) -> int:
-        with self.jobs.engine.begin() as connection:
-            refuse_if_lost(connection, self.lease)
-            return connection.execute(statement.where(permitted(self.lease))).rowcount
+        gone = delete(DatasetRow).where(DatasetRow.deleted, DatasetRow.id.not_in(in_use))
+        write_under(self.jobs.engine, self.lease, gone)

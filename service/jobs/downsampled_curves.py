@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, Select, select
 
+from service.jobs.database import read_rows
 from service.jobs.model import JobRecord
 from service.jobs.queries import MEANS
 from service.jobs.tables import RESULTS, EventRow
@@ -150,7 +151,7 @@ class CurveCache:
 
         where = EventRow.job_id == job.id, EventRow.id > buckets.newest
         step, loss, of_set = EventRow.data["step"].as_integer(), EventRow.data["loss"].as_string(), None
-        query: Select[tuple[int, int, object]]
+        query: Select[int, int, Any]
         if metric.startswith(VALIDATION):
             of_set = metric.removeprefix(VALIDATION).removeprefix("/")
             value = EventRow.data["sets"] if of_set else loss
@@ -158,8 +159,7 @@ class CurveCache:
         else:
             value = EventRow.time if metric == _TIME else EventRow.data[metric].as_string()
             query = select(EventRow.id, step, value).where(*where, EventRow.kind == "progress")
-        with self.engine.connect() as connection:
-            rows = connection.execute(query.order_by(EventRow.id).limit(_MOST_READ)).all()
+        rows = read_rows(self.engine, query.order_by(EventRow.id).limit(_MOST_READ))
         if len(rows) < _MOST_READ:
             buckets = replace(buckets, version=job.version)
         if not rows:

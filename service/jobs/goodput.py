@@ -89,39 +89,27 @@ def microseconds(seconds: float) -> int:
 
 _MICROSECOND = timedelta(microseconds=1)
 
-# The phase that follows a change of state. For a gang that recovers or waits, the trainer's reports determine it.
-_PHASES = {
-    Reason.SUBMITTED: Phase.WAITING,
-    Reason.HEAD_OF_QUEUE: Phase.WAITING,
-    Reason.GANG_LOST: Phase.WAITING,
-    Reason.PAUSED_BY_USER: Phase.WAITING,
-    Reason.PAUSED_FOR_PRIORITY: Phase.WAITING,
-    Reason.RESUMED_BY_USER: Phase.WAITING,
-    Reason.RETRIED_BY_USER: Phase.WAITING,
-    Reason.GANG_STARTING: Phase.STARTING,
-    Reason.GANG_STARTED: Phase.STARTING,
-    Reason.WAITING_FOR_STORE: Phase.SAVING,
-    Reason.TRAINING_FINISHED: Phase.ENDED,
-    Reason.TRAINING_FAILED: Phase.ENDED,
-    Reason.RESTARTS_EXHAUSTED: Phase.ENDED,
-    Reason.CANCELLED_BY_USER: Phase.ENDED,
+# The phase that follows a change of state, and how time was spent until then after a step, or after the job's end. For
+# a gang that recovers or waits, the trainer's reports determine the phase.
+_CHANGES = {
+    Reason.SUBMITTED: (Phase.WAITING, TimeKind.RECOMPUTED),
+    Reason.HEAD_OF_QUEUE: (Phase.WAITING, TimeKind.RECOMPUTED),
+    Reason.GANG_LOST: (Phase.WAITING, TimeKind.RECOMPUTED),
+    Reason.PAUSED_BY_USER: (Phase.WAITING, TimeKind.RESTART),
+    Reason.PAUSED_FOR_PRIORITY: (Phase.WAITING, TimeKind.RESTART),
+    Reason.RESUMED_BY_USER: (Phase.WAITING, TimeKind.RESTART),
+    Reason.RETRIED_BY_USER: (Phase.WAITING, TimeKind.WAITING),
+    Reason.GANG_STARTING: (Phase.STARTING, TimeKind.RECOMPUTED),
+    Reason.GANG_STARTED: (Phase.STARTING, TimeKind.RECOMPUTED),
+    Reason.WAITING_FOR_STORE: (Phase.SAVING, TimeKind.CHECKPOINT),
+    Reason.TRAINING_FINISHED: (Phase.ENDED, TimeKind.PRODUCTIVE),
+    Reason.TRAINING_FAILED: (Phase.ENDED, TimeKind.RECOMPUTED),
+    Reason.RESTARTS_EXHAUSTED: (Phase.ENDED, TimeKind.RECOMPUTED),
+    Reason.CANCELLED_BY_USER: (Phase.ENDED, TimeKind.RECOMPUTED),
 }
-_IDLE = {
-    Phase.WAITING: TimeKind.WAITING,
-    Phase.STARTING: TimeKind.RESTART,
-    Phase.SAVING: TimeKind.CHECKPOINT,
-    Phase.INTERRUPTED: TimeKind.RESTART,
-}
+_IDLE = {Phase.WAITING: TimeKind.WAITING, Phase.SAVING: TimeKind.CHECKPOINT}
+_IDLE |= dict.fromkeys((Phase.STARTING, Phase.INTERRUPTED), TimeKind.RESTART)
 _IN_STEPS = frozenset({Phase.STEPPING, Phase.CLOSING})
-# How time was spent after a step that was not cut short, or after the job's end.
-_AFTER_STEPS = {
-    Reason.TRAINING_FINISHED: TimeKind.PRODUCTIVE,
-    Reason.WAITING_FOR_STORE: TimeKind.CHECKPOINT,
-    Reason.PAUSED_BY_USER: TimeKind.RESTART,
-    Reason.PAUSED_FOR_PRIORITY: TimeKind.RESTART,
-    Reason.RESUMED_BY_USER: TimeKind.RESTART,
-    Reason.RETRIED_BY_USER: TimeKind.WAITING,
-}
 
 
 def book(goodput: Goodput, time: datetime, what: messages.Report | Reason) -> Goodput:
@@ -136,12 +124,11 @@ def book(goodput: Goodput, time: datetime, what: messages.Report | Reason) -> Go
         return goodput
     match what:
         case Reason():
-            phase = _PHASES.get(what, goodput.phase)
+            phase, after_step = _CHANGES.get(what, (goodput.phase, TimeKind.RECOMPUTED))
             # Reports come before the change of state that they cause, so a gang that starts may be past that already.
             if phase is goodput.phase or (phase is Phase.STARTING and goodput.phase is not Phase.WAITING):
                 return goodput
-            kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(what, TimeKind.RECOMPUTED)
-            return _all(goodput, time, kind, phase=phase, first_step=None)
+            return _all(goodput, time, _IDLE.get(goodput.phase, after_step), phase=phase, first_step=None)
         case messages.StepReport():
             kind = TimeKind.PRODUCTIVE if what.step > goodput.highest_step else TimeKind.RECOMPUTED
             phase = Phase.STEPPING if what.step < what.steps else Phase.CLOSING
@@ -198,10 +185,10 @@ def _all(goodput: Goodput, time: datetime, kind: TimeKind, **state: Any) -> Good
 
 def _booked(goodput: Goodput, time: datetime, amounts: dict[TimeKind, int], **state: Any) -> Goodput:
     """The ledger with microseconds added to some kinds, and the new state of booking."""
-    spent: dict[str, float] = {
-        kind: (microseconds(getattr(goodput, kind)) + more) / _A_SECOND for kind, more in amounts.items()
-    }
-    return goodput.model_copy(update={**spent, **state, "booked_until": max(goodput.booked_until, time)})
+    state["booked_until"] = max(goodput.booked_until, time)
+    for kind, more in amounts.items():
+        state[kind] = (microseconds(getattr(goodput, kind)) + more) / _A_SECOND
+    return goodput.model_copy(update=state)
 
 
 def _length(goodput: Goodput, time: datetime) -> int:

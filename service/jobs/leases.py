@@ -11,6 +11,7 @@ longer than any lease granted counts as expired.
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, case, exists, func, insert, or_, select, true, update
 from sqlalchemy.exc import IntegrityError
@@ -22,9 +23,6 @@ LONGEST_SECONDS = 60.0  # of a lease; what would last longer from now was taken 
 
 class LeaseLost(RuntimeError):
     """Another process does this work now."""
-
-    def __init__(self, lease: "Lease") -> None:
-        super().__init__(f"the lease {lease.name!r} was taken over by another process, which continues the work")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,18 @@ def permitted(lease: Lease | None) -> ColumnElement[bool]:
 def refuse_if_lost(connection: Connection, lease: Lease | None) -> None:
     """Raise ``LeaseLost`` if a lease is no longer valid, within a transaction, which that rolls back."""
     if lease and not connection.scalar(select(permitted(lease))):
-        raise LeaseLost(lease)
+        raise LeaseLost(f"the lease {lease.name!r} was taken over by another process, which continues the work")
+
+
+def write_under(engine: Engine, lease: Lease | None, statement: Any) -> int:
+    """Carry out an UPDATE or DELETE under a lease in a transaction of its own; return how many rows it concerned.
+
+    Raises:
+        LeaseLost: The lease is no longer valid.
+    """
+    with engine.begin() as connection:
+        refuse_if_lost(connection, lease)
+        return connection.execute(statement.where(permitted(lease))).rowcount
 
 
 @dataclass(frozen=True)
@@ -88,15 +97,14 @@ class Leases:
             return None
 
     def renew(self, lease: Lease, seconds: float) -> bool:
-        """Let a lease end so many seconds from now; return whether it was still valid."""
+        """Let a lease end so many seconds from now; return whether it was still valid.
+
+        After 0 seconds it is given back: another process can take it immediately.
+        """
         with self.engine.begin() as connection:
             expiry = {"expires_at": _now(connection) + timedelta(seconds=seconds)}
             newest = update(LeaseRow).where(LeaseRow.name == lease.name, LeaseRow.token == lease.token)
             return connection.execute(newest.values(expiry)).rowcount == 1
-
-    def give_back(self, lease: Lease) -> None:
-        """Release a lease, so that another process can take it immediately."""
-        self.renew(lease, 0.0)
 
 
 def _now(connection: Connection) -> datetime:

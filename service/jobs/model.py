@@ -4,8 +4,8 @@ import hashlib
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
@@ -393,8 +393,3 @@ class Request:
     tenant: str
     key: str
     fingerprint: str
-
-
-def request_values(request: Request, resource: str) -> dict[str, Any]:
-    """The row to be stored together with the request's effect, which fails if another process was faster."""
-    return asdict(request) | {"resource": resource, "time": datetime.now(UTC)}

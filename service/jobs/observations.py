@@ -21,21 +21,10 @@ from sqlalchemy import Connection, Engine, bindparam, delete, func, insert, sele
 from boost_core import __version__
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import ComparisonReport
-from boost_core.plan.machine import (
-    NODE_GPUS,
-    Basis,
-    Fitted,
-    MeasuredProfile,
-    PredictedCommunication,
-    Ran,
-    Ratios,
-    kind_of_device,
-    median_of,
-    model_of,
-    plausible,
-    shape_of,
-)
+from boost_core.plan import machine
+from boost_core.plan.machine import Basis, Fitted, MeasuredProfile, Ran, Ratios, kind_of_device, median_of, model_of
 from boost_core.plan.report import at
+from service.jobs.database import read_rows
 from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
 
@@ -70,12 +59,12 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     ratios: Ratios | None = Ratios(whole, whole)  # from a trainer that compared whole steps
     if (measured := report.exposed_communication_seconds) is not None:
         predicted = report.predicted_exposed_communication_seconds / report.communication_correction
-        ratios = Ratios.of(whole, measured, PredictedCommunication(predicted, report.communication_share))
-    if ratios is None or not plausible(whole):
+        ratios = Ratios.of(whole, measured, machine.PredictedCommunication(predicted, report.communication_share))
+    if ratios is None or not machine.plausible(whole):
         return None
     job = at(record.spec, Layout.of(report), record.basis.machine(record.spec))
     return {
-        "job_id": record.id, "shape": shape_of(job), "tenant": record.tenant, "kind": kind,
+        "job_id": record.id, "shape": machine.shape_of(job), "tenant": record.tenant, "kind": kind,
         "precision": job.training.precision, "base": _base(record.basis.profile, record.node_gpus),
         "model": model_of(job), "ratio": whole, "rest_ratio": ratios.rest,
         "communication_ratio": ratios.communication, "time": time,
@@ -89,8 +78,7 @@ def add(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
         connection.execute(insert(_ROW).values(each))
         alike = (_ROW.tenant == each["tenant"]) & (_ROW.kind == each["kind"]) & (_ROW.precision == each["precision"])
         jobs = select(_ROW.job_id).where(alike).group_by(_ROW.job_id).order_by(func.max(_ROW.time).desc())
-        older = connection.scalars(jobs.offset(_KEPT)).all()
-        if older:
+        if older := connection.scalars(jobs.offset(_KEPT)).all():
             connection.execute(delete(_ROW).where(alike, _ROW.job_id.in_(older)))
 
 
@@ -122,8 +110,7 @@ class Observations:
         if kind is None:
             return None
         parameters = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
-        with self.engine.connect() as connection:
-            rows = sorted(connection.execute(_ALIKE, parameters), key=attrgetter("time"), reverse=True)
+        rows = sorted(read_rows(self.engine, _ALIKE, parameters), key=attrgetter("time"), reverse=True)
         if not rows:
             return None
         ran: list[Ran] = []
@@ -143,5 +130,5 @@ class Observations:
 def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:
     """A key that distinguishes predictions by their figures, formulas and node size."""
     figures = "" if profile is None else profile.model_dump_json(exclude={"cases"})
-    nodes = "" if node_gpus in (None, NODE_GPUS) else f" {node_gpus}"
+    nodes = "" if node_gpus in (None, machine.NODE_GPUS) else f" {node_gpus}"
     return sha256(f"{__version__} {figures}{nodes}".encode()).hexdigest()[:_DIGITS]

@@ -113,11 +113,10 @@ def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
     if replicas:
         own = spec.parallelism.data_parallel_size
         of_job = spec.elasticity or ElasticityConfig(data_parallel_size=DataParallelRange(min=own, max=own))
-        elasticity = of_job.model_dump(mode="json")
-        job["elasticity"] = elasticity | {"data_parallel_size": elasticity["data_parallel_size"] | replicas}
+        job["elasticity"] = of_job.model_dump(mode="json")
+        job["elasticity"]["data_parallel_size"] |= replicas
     if gpus:
-        elasticity = job["elasticity"]
-        job["elasticity"] = elasticity | {"gpus": elasticity["gpus"] | gpus, "resolved": None}
+        job["elasticity"] |= {"gpus": job["elasticity"]["gpus"] | gpus, "resolved": None}
     return JobSpec.model_validate(job)
 
 

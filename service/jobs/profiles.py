@@ -66,12 +66,12 @@ class ProfileStore:
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
         """Store a profile, replacing any of the same kind and precision."""
         stored = StoredProfile(kind=kind, stored_at=datetime.now(UTC), stored_by=stored_by, profile=profile)
-        key = {"kind": kind, "precision": profile.precision}
-        values = stored.model_dump() | key | {"profile": profile.model_dump(mode="json")}
+        values = dict(stored) | {"precision": profile.precision}
 
         def write() -> None:
             with self.engine.begin() as connection:
-                if connection.execute(update(ProfileRow).filter_by(**key).values(values)).rowcount == 0:
+                alike = update(ProfileRow).where(*_matching(kind, profile.precision))
+                if connection.execute(alike.values(values)).rowcount == 0:
                     connection.execute(insert(ProfileRow).values(values))
 
         retried_once(write)

@@ -4,8 +4,8 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from statistics import fmean
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, false, func, or_, select, union_all
+from sqlalchemy import ColumnElement, Connection, Integer, Select, bindparam, case, func, insert, or_, select, union_all
 from sqlalchemy.orm import Session, aliased
+from sqlalchemy.sql import false
 
 from boost_core.messages import perplexity_of
 from service.jobs.database import SHORT_READS
@@ -37,20 +38,12 @@ UNFINISHED = _ACTIVE.order_by(JobRow.arrival.nulls_last(), JobRow.queued_at, Job
 FAILED = HEADS.where(JobRow.state == JobState.FAILED).order_by(JobRow.finished_at.desc(), JobRow.id)
 FIRST_IN_STATE = HEADS.where(JobRow.state == bindparam("state")).order_by(JobRow.arrival).limit(bindparam("limit"))
 WITH_GANGS = HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
-BACKLOG = (
-    select(JobRow.queue, JobRow.tenant, JobRow.state, func.count(), func.min(JobRow.waiting_since))
-    .where(JobRow.state.in_(ACTIVE_STATES))
-    .group_by(JobRow.state, JobRow.queue, JobRow.tenant)
-)
+BACKLOG = select(JobRow.queue, JobRow.tenant, JobRow.state, func.count(), func.min(JobRow.waiting_since))
+BACKLOG = BACKLOG.where(JobRow.state.in_(ACTIVE_STATES)).group_by(JobRow.state, JobRow.queue, JobRow.tenant)
 ENDED = select(JobRow.state, func.count()).where(JobRow.state.in_(TERMINAL_STATES))
-_CONDITIONS = {
-    "tenant": JobRow.tenant == bindparam("tenant"),
-    "queue": JobRow.queue == bindparam("queue"),
-    "submitted_by": JobRow.submitted_by == bindparam("submitted_by"),
-    "group": JobRow.group == bindparam("group"),
-    "cursor": JobRow.id < bindparam("cursor"),
-    "end": JobRow.id >= bindparam("end"),
-}
+_ALIKE = (JobRow.tenant, JobRow.queue, JobRow.submitted_by, JobRow.group)  # fields of ``JobFilter``, too
+_CONDITIONS = {column.key: column == bindparam(column.key) for column in _ALIKE}
+_CONDITIONS |= {"cursor": JobRow.id < bindparam("cursor"), "end": JobRow.id >= bindparam("end")}
 MOST_SEARCHED = 10_000  # jobs in each state that are read for a page of a search; more are read for the next page
 
 MEANS = tuple(name for name in MetricsSample.model_fields if name not in ("step", "time", "loss_min", "loss_max"))
@@ -189,8 +182,8 @@ class JobCache:
                 self._known.pop(job_id, None)  # so that it comes last
             self._known |= jobs
             if (excess := len(self._known) - self.most) > 0:
-                old = islice((job_id for job_id in self._known if job_id not in jobs and job_id not in others), excess)
-                forgotten = list(old)
+                old = (job_id for job_id in self._known if job_id not in jobs and job_id not in others)
+                forgotten = list(islice(old, excess))
                 forgotten += list(jobs)[len(jobs) - (excess - len(forgotten)) :]
                 for job_id in forgotten:
                     del self._known[job_id]
@@ -230,8 +223,7 @@ def _parameters(
     wanted = jobs.states
     if jobs.cancellable:
         wanted = ACTIVE_STATES.intersection(ACTIVE_STATES if wanted is None else wanted)
-    fields = {name: getattr(jobs, name) for name in ("tenant", "queue", "submitted_by", "group")}
-    fields |= {"cursor": cursor, "end": end}
+    fields = {column.key: getattr(jobs, column.key) for column in _ALIKE} | {"cursor": cursor, "end": end}
     parameters = {name: value for name, value in fields.items() if value is not None}
     states = None if wanted is None else sorted(set(wanted))
     of_states = {f"state_{number}": state for number, state in enumerate(states or ())}
@@ -258,8 +250,7 @@ def listed(jobs: JobFilter, limit: int, cursor: str | None, end: str | None = No
         more.append(JobRow.id.in_(jobs.ids))
     if jobs.cancellable:
         more.append(JobRow.cancel_requested.is_(False))
-    query = _listed(named, states, *more) if more else _composed(named, states)
-    return query, parameters | {"limit": limit}
+    return _listed(named, states, *more) if more else _composed(named, states), parameters | {"limit": limit}
 
 
 def _listed(conditions: frozenset[str], states: int | None, *more: ColumnElement[bool]) -> Heads:
@@ -308,8 +299,13 @@ def backlog(connection: Connection, tenant: str | None = None) -> list[Backlog]:
     return [Backlog(queue, holder, JobState(state), jobs, since) for queue, holder, state, jobs, since in rows]
 
 
-def earlier_result(session: Session | Connection, request: Request) -> str | None:
+def earlier_result(session: Session | Connection, request: Request, result: str | None = None) -> str | None:
     """The result of the request if it was carried out before; ``None`` if it was not.
+
+    Args:
+        session: The database.
+        request: The request.
+        result: Stored if it was not, together with the request's effect; fails if another process was faster.
 
     Raises:
         IdempotencyKeyReused: The key belongs to another request.
@@ -319,6 +315,8 @@ def earlier_result(session: Session | Connection, request: Request) -> str | Non
     if row is not None and row.fingerprint != request.fingerprint:
         problem = "was sent with another request before; use a new one for each request"
         raise IdempotencyKeyReused(f"Idempotency-Key {request.key!r} {problem}")
+    if row is None and result is not None:
+        session.execute(insert(RequestRow).values(**asdict(request), resource=result, time=datetime.now(UTC)))
     return None if row is None else str(row.resource)
 
 
@@ -355,21 +353,15 @@ def history(session: Session, job_id: str, first: int, last: int, points: int, r
         ids = {(at - first) // wider: event_id for event_id, at, _ in of_buckets}.values()
         query: Select[Any] = select(EventRow.data).where(EventRow.id.in_(ids)).order_by(EventRow.id)
         newest[kind] = sorted(session.scalars(query), key=lambda data: int(data["step"]))
-    evaluations = []
+    scored = []
     for data in newest["evaluation"]:
         sets = [NamedValidationPoint(name=each["name"], **_validation(each)) for each in data.get("sets", ())]
-        evaluations.append(EvaluationPoint(step=data["step"], **_validation(data), sets=sets))
+        scored.append(EvaluationPoint(step=data["step"], **_validation(data), sets=sets))
+    rows = [MetricsSample.model_validate(row._mapping) for row in session.execute(samples)]
+    of_ranks = ((data["step"], [_number(each) for each in data["busy_seconds"]]) for data in newest["ranks"])
+    busy = [RankTimes(step=at, busy_seconds=seconds) for at, seconds in of_ranks]
     return MetricsHistory(
-        job_id=job_id,
-        from_step=first,
-        to_step=last,
-        bucket_steps=width,
-        samples=[MetricsSample.model_validate(row._mapping) for row in session.execute(samples)],
-        evaluations=evaluations,
-        ranks=[
-            RankTimes(step=data["step"], busy_seconds=[_number(each) for each in data["busy_seconds"]])
-            for data in newest["ranks"]
-        ],
+        job_id=job_id, from_step=first, to_step=last, bucket_steps=width, samples=rows, evaluations=scored, ranks=busy
     )
 
 

@@ -39,41 +39,27 @@ class Reason(StrEnum):
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.SCHEDULING})
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
-# From a state, for a reason, to a state. Other transitions are illegal.
-TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
-    JobState.QUEUED: {
-        Reason.HEAD_OF_QUEUE: JobState.SCHEDULING,
-        Reason.PAUSED_BY_USER: JobState.PAUSED,
-        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
-    },
-    JobState.SCHEDULING: {
-        Reason.WAITING_FOR_RESOURCES: JobState.SCHEDULING,
-        Reason.GANG_STARTING: JobState.SCHEDULING,
-        Reason.GANG_STARTED: JobState.RUNNING,
-        Reason.GANG_LOST: JobState.QUEUED,
-        Reason.PAUSED_BY_USER: JobState.PAUSED,
-        Reason.TRAINING_FAILED: JobState.FAILED,
-        Reason.RESTARTS_EXHAUSTED: JobState.FAILED,
-        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
-    },
-    JobState.RUNNING: {
-        Reason.GANG_RECOVERING: JobState.RUNNING,
-        Reason.WAITING_FOR_RESOURCES: JobState.RUNNING,
-        Reason.GANG_STARTED: JobState.RUNNING,
-        Reason.WAITING_FOR_STORE: JobState.RUNNING,
-        Reason.PAUSED_BY_USER: JobState.PAUSED,
-        Reason.PAUSED_FOR_PRIORITY: JobState.QUEUED,
-        Reason.RESUMED_BY_USER: JobState.QUEUED,  # too late to keep its gang from pausing
-        Reason.TRAINING_FINISHED: JobState.SUCCEEDED,
-        Reason.TRAINING_FAILED: JobState.FAILED,
-        Reason.RESTARTS_EXHAUSTED: JobState.FAILED,
-        Reason.GANG_LOST: JobState.QUEUED,
-        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
-    },
-    JobState.PAUSED: {Reason.RESUMED_BY_USER: JobState.QUEUED, Reason.CANCELLED_BY_USER: JobState.CANCELLED},
-    JobState.SUCCEEDED: {},
-    JobState.FAILED: {Reason.RETRIED_BY_USER: JobState.QUEUED},
-    JobState.CANCELLED: {Reason.RETRIED_BY_USER: JobState.QUEUED},
+_WITH_GANG = (JobState.SCHEDULING, JobState.RUNNING)
+
+# For a reason, from a state, to a state. Other transitions are illegal.
+TRANSITIONS: dict[Reason, dict[JobState, JobState]] = {
+    Reason.SUBMITTED: {},
+    Reason.HEAD_OF_QUEUE: {JobState.QUEUED: JobState.SCHEDULING},
+    Reason.WAITING_FOR_RESOURCES: {state: state for state in _WITH_GANG},
+    Reason.GANG_STARTING: {JobState.SCHEDULING: JobState.SCHEDULING},
+    Reason.GANG_STARTED: dict.fromkeys(_WITH_GANG, JobState.RUNNING),
+    Reason.GANG_RECOVERING: {JobState.RUNNING: JobState.RUNNING},
+    Reason.WAITING_FOR_STORE: {JobState.RUNNING: JobState.RUNNING},
+    Reason.GANG_LOST: dict.fromkeys(_WITH_GANG, JobState.QUEUED),
+    Reason.PAUSED_BY_USER: dict.fromkeys((JobState.QUEUED, *_WITH_GANG), JobState.PAUSED),
+    Reason.PAUSED_FOR_PRIORITY: {JobState.RUNNING: JobState.QUEUED},
+    # From RUNNING if it comes too late to keep its gang from pausing.
+    Reason.RESUMED_BY_USER: dict.fromkeys((JobState.PAUSED, JobState.RUNNING), JobState.QUEUED),
+    Reason.RETRIED_BY_USER: dict.fromkeys((JobState.FAILED, JobState.CANCELLED), JobState.QUEUED),
+    Reason.TRAINING_FINISHED: {JobState.RUNNING: JobState.SUCCEEDED},
+    Reason.TRAINING_FAILED: dict.fromkeys(_WITH_GANG, JobState.FAILED),
+    Reason.RESTARTS_EXHAUSTED: dict.fromkeys(_WITH_GANG, JobState.FAILED),
+    Reason.CANCELLED_BY_USER: dict.fromkeys((JobState.QUEUED, *_WITH_GANG, JobState.PAUSED), JobState.CANCELLED),
 }
 
 
@@ -87,6 +73,6 @@ def next_state(state: JobState, reason: Reason) -> JobState:
     Raises:
         IllegalTransition: The table has no such change.
     """
-    if reason not in TRANSITIONS[state]:
+    if state not in TRANSITIONS[reason]:
         raise IllegalTransition(f"a job that is {state} cannot change for the reason {reason}")
-    return TRANSITIONS[state][reason]
+    return TRANSITIONS[reason][state]

@@ -18,15 +18,15 @@ from boost_core.config import JobSpec
 from boost_core.messages import CheckpointReport, FaultReport, Scores, WorkerCommand
 from boost_core.plan.machine import Fitted
 from boost_core.plan.resolve import ChosenLayouts
-from service.jobs import model, observations, queries, tables, writes
-from service.jobs.database import TO_POSTGRESQL, WAIT_SECONDS, open_engine, open_for_short_reads, retried_once
+from service.jobs import database, model, observations, queries, writes
+from service.jobs.database import WAIT_SECONDS, open_engine, read_models, read_rows, retried_once
 from service.jobs.goodput import Goodput
 from service.jobs.leases import Lease, permitted, refuse_if_lost
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner, Request, new_id
 from service.jobs.patch import JobPatch
 from service.jobs.queries import NEXT_ARRIVAL, Backlog, EventFilter, JobCache, JobNotFound, Position
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, SweepTrialRow, TrackerRow
+from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, SweepTrialRow, TrackerRow, spec_columns
 from service.jobs.writes import NumberedReport, Overtaken, TakenBack, Write
 from service.models.cluster import StoredProfile
 
@@ -84,10 +84,10 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
         psycopg.OperationalError: The database cannot be reached.
     """
     _, arguments = engine.dialect.create_connect_args(engine.url)
-    arguments = {**arguments, **TO_POSTGRESQL, **_KEEPALIVES}
+    arguments = {**arguments, **database.TO_POSTGRESQL, **_KEEPALIVES}
     async with await AsyncConnection.connect(autocommit=True, **arguments) as connection:
         # The database queues what this process does not read, for all; so it must end a stopped process's connection.
-        await connection.execute(f"SET tcp_user_timeout = {TO_POSTGRESQL['tcp_user_timeout']}")
+        await connection.execute(f"SET tcp_user_timeout = {database.TO_POSTGRESQL['tcp_user_timeout']}")
         await connection.execute(f"LISTEN {_CHANNEL}")
 
         async def notifications() -> AsyncGenerator[tuple[str, int]]:
@@ -149,7 +149,7 @@ class JobStore:
 
         It raises ``OperationalError`` or ``TooManyUnknown`` rather than take long.
         """
-        engine = open_for_short_reads(self.engine)
+        engine = database.open_for_short_reads(self.engine)
         return type(self)(engine, known=self._known) if engine else None
 
     def create(
@@ -193,27 +193,22 @@ class JobStore:
             checkpoint=None, profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory_bytes,
             goodput=Goodput(since=now, booked_until=now), traceparent=traceparent, version=1,
         )  # fmt: skip
-        job = {name: getattr(record, name) for name in record.model_fields_set} | tables.searched(spec)
-        job["spec"] = tables.stored(spec)
+        job = {name: getattr(record, name) for name in record.model_fields_set} | spec_columns(spec)
         about = {"job_id": job_id, "attempt": 0, "time": now}
         state = {"state": record.state, "reason": record.reason, "message": record.message}
         events = [{**about, "kind": "state", "data": state}]
         if chosen is not None:
-            events.append({**about, "kind": "layouts", "data": chosen.model_dump(mode="json")})
+            events.append({**about, "kind": "layouts", "data": chosen})
 
         def write() -> JobRecord:
             # Plain statements take a fraction of the time of a session's objects.
             with self.engine.begin() as connection:
-                if request is not None:
-                    if known := queries.earlier_result(connection, request):
-                        alongside(connection)
-                        return self._known.read(connection, queries.ONE, {"job_id": known})[0]
-                    connection.execute(insert(RequestRow), model.request_values(request, record.id))
+                if request is not None and (known := queries.earlier_result(connection, request, record.id)):
+                    alongside(connection)
+                    return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                 if connection.execute(_ONE_TOO_MANY, {"tenant": owner.tenant, "others": MOST_UNFINISHED - 1}).first():
-                    raise model.TooManyJobs(
-                        f"the tenant {owner.tenant!r} has {MOST_UNFINISHED} jobs that have not ended, which is the "
-                        "maximum; wait, or cancel some"
-                    )
+                    problem = f"has {MOST_UNFINISHED} jobs that have not ended, which is the maximum"
+                    raise model.TooManyJobs(f"the tenant {owner.tenant!r} {problem}; wait, or cancel some")
                 arrival = connection.execute(_INSERT_JOB, job).scalar_one()
                 connection.execute(insert(EventRow), events)
                 if trial is not None:
@@ -232,9 +227,9 @@ class JobStore:
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        with Session(self.engine) as session:
-            job_id = queries.earlier_result(session, request)
-            return queries.load(session, job_id) if job_id else None
+        with self.engine.connect() as connection:
+            job_id = queries.earlier_result(connection, request)
+        return self.get(job_id) if job_id else None
 
     def get(self, job_id: str) -> JobRecord:
         """One job.
@@ -242,7 +237,7 @@ class JobStore:
         Raises:
             JobNotFound: There is none with this id.
         """
-        jobs = self._read(queries.ONE, {"job_id": job_id})
+        jobs = self.read(queries.ONE, {"job_id": job_id})
         if not jobs:
             raise JobNotFound(job_id)
         return jobs[0]
@@ -271,23 +266,23 @@ class JobStore:
 
     def ids(self, wanted: JobFilter, limit: int) -> Sequence[str]:
         """Ids of jobs, the newest first, at most ``limit``; of a search, whatever number of jobs has to be read."""
-        with self.engine.connect() as connection:
-            return connection.scalars(*queries.listed(wanted, limit, None)).all()
+        return [job_id for job_id, _, _ in read_rows(self.engine, *queries.listed(wanted, limit, None))]
 
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not ended, in queue order."""
-        return [job for job in self._read(queries.UNFINISHED) if not job.finished]  # one may have ended meanwhile
+        return [job for job in self.read(queries.UNFINISHED) if not job.finished]  # one may have ended meanwhile
 
     def failed_since(self, moment: datetime, limit: int, tenant: str | None = None) -> Sequence[JobRecord]:
         """Jobs of a tenant, or of all, that have FAILED since a point in time, the newest first, at most ``limit``."""
         ours = true() if tenant is None else JobRow.tenant == tenant
-        return self._read(queries.FAILED.where(JobRow.finished_at >= moment, ours).limit(limit))
+        return self.read(queries.FAILED.where(JobRow.finished_at >= moment, ours).limit(limit))
 
     def some(self, job_ids: Collection[str]) -> Sequence[JobRecord]:
         """Those of some jobs that have not ended."""
-        return self._read(queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
+        return self.read(queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
 
-    def _read(self, query: queries.Heads, parameters: Mapping[str, Any] | None = None) -> Sequence[JobRecord]:
+    def read(self, query: queries.Heads, parameters: Mapping[str, Any] | None = None) -> Sequence[JobRecord]:
+        """The jobs that a query with these parameters selects, in its order."""
         with self.engine.connect() as connection:
             return self._known.read(connection, query, parameters)
 
@@ -299,15 +294,9 @@ class JobStore:
             jobs = self._known.read(connection, queries.HEADS.where(JobRow.id.in_(numbers)))
         return {numbers[job.id]: job for job in jobs}
 
-    def with_gangs(self, connection: Connection) -> Sequence[JobRecord]:
-        """All jobs that hold resources of the cluster."""
-        return [job for job in self._known.read(connection, queries.WITH_GANGS) if job.has_gang]
-
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """The versions of some jobs, which increase with every write to a job."""
-        with Session(self.engine) as session:
-            rows = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
-            return {row.id: row.version for row in rows}
+        return dict(read_rows(self.engine, select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids))))
 
     def first_active(self, most: int, tenant: str | None = None) -> Sequence[JobRecord]:
         """Jobs that have not ended, of a tenant or of all: those with gangs, then others that came first.
@@ -339,7 +328,7 @@ class JobStore:
         Those that have not ended are counted each time. Many that have ended are counted once a second at most, because
         that takes longer the more there are.
         """
-        now, counts = time.monotonic(), defaultdict[str, dict[str, int]](dict)
+        now, counts = time.monotonic(), defaultdict[str, dict[str, int]](Counter)
         until, ended = self._ended.get(column.key, (0.0, []))
         with self.engine.connect() as connection:
             if now >= until:
@@ -347,12 +336,10 @@ class JobStore:
                 ended = [(state, number, value) for state, number, value in connection.execute(query)]
                 if sum(number for _, number, _ in ended) >= _MANY_ENDED:
                     self._ended[column.key] = now + _ENDED_SECONDS, ended
-            unfinished = queries.backlog(connection)
-        for state, number, value in ended:
-            counts[value][state] = number
-        for each in unfinished:
-            of_value = counts[getattr(each, column.key)]
-            of_value[each.state] = of_value.get(each.state, 0) + each.jobs
+            for state, number, value in ended:
+                counts[value][state] = number
+            for each in queries.backlog(connection):
+                counts[getattr(each, column.key)][each.state] += each.jobs
         return counts
 
     def backlog(self, tenant: str | None = None) -> Sequence[Backlog]:
@@ -415,12 +402,7 @@ class JobStore:
                     # Waiting for others' locks while holding some could end in a deadlock.
                     unlocked = queries.HEADS.where(JobRow.id.in_(left)).order_by(JobRow.id)
                     jobs = self._known.read(connection, unlocked.with_for_update(skip_locked=True))
-                    changes = [(job, write) for job in jobs if (write := plan(job))]
-                    self._update(connection, [(job.id, job.version, write.values) for job, write in changes])
-                    if events := [event for _, write in changes for event in write.events]:
-                        connection.execute(insert(EventRow), events)
-                    versions = {job.id: job.version + 1 for job, _ in changes}
-                    notify(connection, versions)
+                    versions = self._store(connection, [(job, write) for job in jobs if (write := plan(job))])
                 left.difference_update(job.id for job in jobs)
                 self.notifications.publish(versions)
                 yield from versions
@@ -523,8 +505,7 @@ class JobStore:
             JobNotFound: There is no such job.
             IdempotencyKeyReused: The request's key came with another one before.
         """
-        data = scores.model_dump(mode="json")
-        return self._write_requested(job_id, request, lambda job: Write({}, [writes.event(job, "scores", data)]))
+        return self._write_requested(job_id, request, lambda job: Write({}, [writes.event(job, "scores", scores)]))
 
     def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
         """Store a fault of a job that was found by others than its gang.
@@ -607,55 +588,58 @@ class JobStore:
             sqlalchemy.exc.IntegrityError: Some of the reports have been stored already; nothing is stored.
             LeaseLost: Another process does the work now for which this one had a lease.
         """
-        changes = [writes.reported(record, record.attempt, reports) for record, reports in reported]
-        versions = {after.id: after.version for after, _ in changes}
+        changes = [(record, *writes.reported(record, record.attempt, reports)) for record, reports in reported]
         with self.engine.begin() as connection:
-            # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
-            self._update(connection, [(after.id, after.version - 1, write.values) for after, write in changes])
-            connection.execute(insert(EventRow), [event for _, write in changes for event in write.events])
-            observations.add(connection, [each for _, write in changes for each in write.observed])
-            notify(connection, versions)
+            versions = self._store(connection, [(record, write) for record, _, write in changes])
         self.notifications.publish(versions)
-        self._known.remember({after.id: after for after, _ in changes})
+        self._known.remember({after.id: after for _, after, _ in changes})
 
-    def _update(self, connection: Connection, changes: Sequence[tuple[str, int, Mapping[str, Any]]]) -> None:
-        """Write new values for columns of jobs, each with its id and the version that was read.
+    def _store(self, connection: Connection, changes: Sequence[tuple[JobRecord, Write]]) -> dict[str, int]:
+        """Write new values of jobs, each as it was read, and their events; return the jobs' new versions.
 
         Raises:
             Overtaken: Some of the jobs have been changed since.
             LeaseLost: Another process does the work now for which this one had a lease.
         """
         by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-        for job_id, version, values in changes:
-            row = {"of_job": job_id, "read": version, "new_version": version + 1}
-            by_columns[tuple(sorted(values))].append(row | {f"new_{name}": value for name, value in values.items()})
+        for job, write in changes:
+            row = {"of_job": job.id, "read": job.version, "new_version": job.version + 1}
+            row |= {f"new_{name}": value for name, value in write.values.items()}
+            by_columns[tuple(sorted(write.values))].append(row)
         unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & permitted(self._lease)
+        # Jobs are written before their events: this locks them, so that events' ids follow the order of commits.
         for columns, alike in sorted(by_columns.items(), key=itemgetter(0)):
             new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in (*columns, "version")}
+            if "arrival" in new:  # always the next one
+                new["arrival"] = NEXT_ARRIVAL
             if connection.execute(update(JobRow).where(unmoved).values(new), alike).rowcount != len(alike):
                 refuse_if_lost(connection, self._lease)
                 raise Overtaken(f"at least one of {len(alike)} jobs has been changed since it was read")
+        if events := [event for _, write in changes for event in write.events]:
+            connection.execute(insert(EventRow), events)
+        observations.add(connection, [each for _, write in changes for each in write.observed])
+        versions = {job.id: job.version + 1 for job, _ in changes}
+        notify(connection, versions)
+        return versions
 
     def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
         """Sequence number of the newest stored report of each job's newest gang; 0 if there is none."""
         of_newest = (EventRow.job_id == JobRow.id) & (EventRow.attempt == JobRow.attempt)
         newest = select(func.max(EventRow.sequence)).where(of_newest).correlate(JobRow).scalar_subquery()
-        with Session(self.engine) as session:
-            rows = session.execute(select(JobRow.id, newest).where(JobRow.id.in_(job_ids)))
-            return {job_id: sequence or 0 for job_id, sequence in rows}
+        query = select(JobRow.id, func.coalesce(newest, 0)).where(JobRow.id.in_(job_ids))
+        return dict(read_rows(self.engine, query))
 
     def count_changes(self, job_id: str, reason: Reason, since: datetime) -> int:
         """Number of changes of a job's state for a reason since a time."""
         of_reason = (EventRow.kind == "state") & (EventRow.data["reason"].as_string() == reason)
         query = select(func.count()).where(EventRow.job_id == job_id, EventRow.time >= since, of_reason)
-        with Session(self.engine) as session:
-            return session.scalar(query) or 0
+        return read_rows(self.engine, query)[0][0]
 
     def events(
         self, job_id: str, after_id: int = 0, limit: int = 1000, wanted: EventFilter = _ALL_EVENTS
     ) -> Sequence[JobEvent]:
         """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
-        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id)
+        query = select(EventRow.__table__).where(EventRow.job_id == job_id, EventRow.id > after_id)
         if wanted.kinds is not None:
             query = query.where(EventRow.kind.in_(wanted.kinds))
         if wanted.since is not None:
@@ -664,9 +648,7 @@ class JobStore:
             query = query.where(EventRow.data["rank"].as_integer() == wanted.rank)
         if wanted.levels is not None:
             query = query.where(EventRow.data["level"].as_string().in_(wanted.levels))
-        with Session(self.engine) as session:
-            rows = session.scalars(query.order_by(EventRow.id).limit(limit))
-            return [JobEvent.model_validate(row, from_attributes=True) for row in rows]
+        return read_models(self.engine, JobEvent, query.order_by(EventRow.id).limit(limit))
 
     def position(self, job_id: str) -> Position:
         """How far a job is.
@@ -675,13 +657,10 @@ class JobStore:
             JobNotFound: There is none with this id.
         """
         newest = select(func.max(EventRow.id)).where(EventRow.job_id == job_id).scalar_subquery()
-        with self.engine.connect() as connection:
-            of_job = select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id)
-            row = connection.execute(of_job).one_or_none()
-        if row is None:
-            raise JobNotFound(job_id)
-        version, state, event_id = row
-        return Position(version, state in TERMINAL_STATES, event_id or 0)
+        rows = read_rows(self.engine, select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id))
+        for version, state, event_id in rows:
+            return Position(version, state in TERMINAL_STATES, event_id or 0)
+        raise JobNotFound(job_id)
 
     def explain(self, messages: Mapping[str, str]) -> None:
         """Store what queued jobs wait for. This does not count as a change: the version stays, and there is no event.
@@ -715,9 +694,8 @@ class JobStore:
 
     def snapshot(self, name: str) -> tuple[datetime, Any] | None:
         """The value last stored under a name, and when; ``None`` if there is none."""
-        with Session(self.engine) as session:
-            row = session.get(SnapshotRow, name)
-            return (row.time, row.data) if row else None
+        query = select(SnapshotRow.time, SnapshotRow.data).where(SnapshotRow.name == name)
+        return next(iter(read_rows(self.engine, query)), None)
 
     def checkpoint_bandwidth(self, tenant: str, folder: str) -> float | None:
         """Return the bytes per second at which a tenant's checkpoints have been written to a store.
@@ -732,9 +710,7 @@ class JobStore:
         """
         theirs = JobRow.tenant == tenant, JobRow.checkpoint.is_not(None)
         newest = select(JobRow.checkpoint, JobRow.checkpoint_url).where(*theirs).order_by(JobRow.id.desc())
-        with Session(self.engine) as session:
-            rows = session.execute(newest.limit(_NEWEST_CHECKPOINTS)).all()
-        place = urlsplit(folder, "file")[:2]
+        rows, place = read_rows(self.engine, newest.limit(_NEWEST_CHECKPOINTS)), urlsplit(folder, "file")[:2]
         reports = [CheckpointReport.model_validate(each) for each, url in rows if urlsplit(url, "file")[:2] == place]
         largest = max(reports, key=lambda report: report.bytes, default=None)
         if largest is None or largest.bytes < _LARGE_CHECKPOINT or largest.commit_seconds <= 0:
@@ -743,8 +719,8 @@ class JobStore:
 
     def forget_old_requests(self) -> None:
         """Delete requests that are too old to be repeated."""
-        with Session(self.engine) as session, session.begin():
-            session.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - model.KEPT))
+        with self.engine.begin() as connection:
+            connection.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - model.KEPT))
 
     def _write_requested(self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]) -> JobRecord:
         """Carry out a request once, however often it is repeated."""
@@ -752,10 +728,9 @@ class JobStore:
             return self._write(job_id, lambda record, _: change(record))
 
         def plan(record: JobRecord, session: Session) -> Write | None:
-            return None if queries.earlier_result(session, request) else change(record)
+            return None if queries.earlier_result(session, request, job_id) else change(record)
 
-        request_row = insert(RequestRow).values(model.request_values(request, job_id))
-        return retried_once(lambda: self._write(job_id, plan, lambda connection: connection.execute(request_row)))
+        return retried_once(lambda: self._write(job_id, plan))
 
     def _write(
         self, job_id: str, plan: Callable[[JobRecord, Session], Write | None],
@@ -763,23 +738,13 @@ class JobStore:
     ) -> JobRecord:  # fmt: skip
         """Carry out ``plan`` on the newest record in one transaction; plan again if another writer was faster."""
         for _ in range(_LOST_RACES):
-            with Session(self.engine) as session, session.begin():
-                record = queries.load(session, job_id)
-                write = plan(record, session)
-                if write is not None:
-                    # The job is written before its events: this locks it, so that their ids follow the commits.
-                    unmoved = (JobRow.id == job_id) & (JobRow.version == record.version) & permitted(self._lease)
-                    values = {**write.values, "version": record.version + 1}
-                    connection = session.connection()
-                    if connection.execute(update(JobRow).where(unmoved).values(values)).rowcount == 0:
-                        refuse_if_lost(connection, self._lease)
-                        continue  # another writer was faster
-                    if write.events:
-                        connection.execute(insert(EventRow), write.events)
-                    observations.add(connection, write.observed)
-                    alongside(connection)
+            with suppress(Overtaken):
+                with Session(self.engine) as session, session.begin():
                     record = queries.load(session, job_id)
-                    notify(connection, {job_id: record.version})
-            self.notifications.publish({job_id: record.version})
-            return record
+                    if (write := plan(record, session)) is not None:
+                        self._store(session.connection(), [(record, write)])
+                        alongside(session.connection())
+                        record = queries.load(session, job_id)
+                self.notifications.publish({job_id: record.version})
+                return record
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")

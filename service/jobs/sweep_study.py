@@ -13,6 +13,7 @@ these come.
 """
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -40,12 +41,9 @@ _MOST_IMPORTANCES = 256  # that are remembered
 _CREATION = threading.Lock()  # among threads, and in PostgreSQL among processes:
 _CREATION_LOCK = 0x6F7074756E61  # any number, the same in all processes
 _START, VERDICT, REFUSED, _STOPPED = "start", "verdict", "refused", "stopped"  # attributes of trials
-_STATES = {  # by Optuna's names
-    "RUNNING": TrialState.RUNNING,
-    "COMPLETE": TrialState.COMPLETE,
-    "PRUNED": TrialState.PRUNED,
-    "FAIL": TrialState.STOPPED,
-}
+# By Optuna's names, three of which are ours, too.
+_STATES = {state.name: state for state in (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)}
+_STATES["FAIL"] = TrialState.STOPPED
 
 
 class Verdict(BaseModel):
@@ -177,8 +175,7 @@ def importance(request: SweepRequest, trials: "Sequence[FrozenTrial]") -> dict[s
         return None
     from optuna import importance as importances
 
-    study = _copy(request, trials, 0)
-    evaluator = importances.PedAnovaImportanceEvaluator()
+    study, evaluator = _copy(request, trials, 0), importances.PedAnovaImportanceEvaluator()
     return importances.get_param_importances(study, evaluator=evaluator, params=list(request.space))
 
 
@@ -210,7 +207,7 @@ class Studies:
             if url.get_backend_name() == "sqlite":
                 file = str(url.database).removesuffix(".db") + "-sweeps.db"
                 url, arguments = url.set(database=file), {"timeout": WAIT_SECONDS}
-                own = open_engine(url.render_as_string(hide_password=False))
+                own = open_engine(url)
                 own.connect().close()  # which keeps it from other users' eyes
                 own.dispose()
             else:
@@ -254,13 +251,12 @@ class Studies:
         trials = self.trials(sweep_id)
         ended = sum(trial.state.is_finished() for trial in trials)
         with self._computing:
-            known = self._importances.get(sweep_id)
+            known = self._importances.pop(sweep_id, None)
             if known is None or known[0] != ended:
                 known = ended, importance(request, trials)
-                self._importances.pop(sweep_id, None)
-                self._importances[sweep_id] = known
-                if len(self._importances) > _MOST_IMPORTANCES:
-                    del self._importances[next(iter(self._importances))]
+            self._importances[sweep_id] = known
+            if len(self._importances) > _MOST_IMPORTANCES:
+                del self._importances[next(iter(self._importances))]
         return known[1]
 
     def add(self, sweep_id: str, request: SweepRequest, trial: "FrozenTrial") -> None:
@@ -340,6 +336,5 @@ def _copy(request: SweepRequest, trials: "Sequence[FrozenTrial]", number: int) -
 
 def _told(request: SweepRequest, value: float | None) -> float:
     """A value as Optuna is told it: that of a failed trial is the worst, since Optuna would leave out failed trials."""
-    if value is not None:
-        return value
-    return float("inf") if request.minimize else float("-inf")
+    worst = math.inf if request.minimize else -math.inf
+    return worst if value is None else value

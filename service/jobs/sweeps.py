@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from service.jobs.leases import Lease, permitted, refuse_if_lost
+from service.jobs.database import read_rows
+from service.jobs.leases import Lease, write_under
 from service.jobs.model import JobRecord, Owner, new_id
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, SweepRow
@@ -65,10 +66,8 @@ class SweepStore:
                         return Sweep.model_validate(dict(earlier._mapping))
                     raise SweepConflict(f"there is a sweep {request.name!r} already; give this one another name")
                 if len(connection.execute(running).all()) >= MOST_RUNNING:
-                    raise SweepConflict(
-                        f"the tenant {owner.tenant!r} has {MOST_RUNNING} sweeps that have not ended, which is the "
-                        "maximum; wait, or stop some"
-                    )
+                    problem = f"has {MOST_RUNNING} sweeps that have not ended, which is the maximum; wait, or stop some"
+                    raise SweepConflict(f"the tenant {owner.tenant!r} {problem}")
                 connection.execute(insert(SweepRow).values(dict(sweep) | {"spec": spec}))
         except IntegrityError as error:  # another request was the first
             raise SweepConflict(f"the sweep {request.name!r} was created at the same time; check it") from error
@@ -82,12 +81,11 @@ class SweepStore:
             SweepConflict: Another release has written it, and this one cannot read it.
         """
         here = (SweepRow.tenant == tenant) & (SweepRow.name == name)
-        with self.jobs.engine.connect() as connection:
-            row = connection.execute(select(*_SWEEP).where(here)).one_or_none()
-        if row is None:
+        rows = read_rows(self.jobs.engine, select(*_SWEEP).where(here))
+        if not rows:
             raise SweepNotFound(f"there is no sweep {name!r}; boost sweep list shows all sweeps")
         try:
-            return Sweep.model_validate(dict(row._mapping))
+            return Sweep.model_validate(rows[0]._asdict())
         except ValidationError as error:
             remedy = f"boost sweep stop {name} ends it, and boost cancel --group {name} its jobs"
             raise SweepConflict(f"the sweep {name!r} is of another release, and cannot be read; {remedy}") from error
@@ -95,14 +93,11 @@ class SweepStore:
     def list(self, tenant: str, limit: int) -> Sequence[Sweep]:
         """The newest sweeps of a tenant, the newest first."""
         query = select(*_SWEEP).where(SweepRow.tenant == tenant).order_by(SweepRow.id.desc()).limit(limit)
-        with self.jobs.engine.connect() as connection:
-            return _readable(connection.execute(query).all())
+        return _readable(read_rows(self.jobs.engine, query))
 
     def unfinished(self) -> Sequence[Sweep]:
         """All sweeps that have not ended, of all tenants, the oldest first."""
-        with self.jobs.engine.connect() as connection:
-            rows = connection.execute(select(*_SWEEP).where(_UNFINISHED).order_by(SweepRow.id)).all()
-        return _readable(rows)
+        return _readable(read_rows(self.jobs.engine, select(*_SWEEP).where(_UNFINISHED).order_by(SweepRow.id)))
 
     def that_needs(self, values: Set[str], *fields: str, tenant: str | None = None) -> Sweep | None:
         """A sweep that has not ended, of one tenant or of any, of which further trials may have a value in a field.
@@ -148,9 +143,7 @@ class SweepStore:
             LeaseLost: Another process schedules now.
         """
         unchanged = (SweepRow.id == sweep.id) & (SweepRow.state == sweep.state)
-        with self.jobs.engine.begin() as connection:
-            refuse_if_lost(connection, self.lease)
-            connection.execute(update(SweepRow).where(unchanged, permitted(self.lease)).values(values))
+        write_under(self.jobs.engine, self.lease, update(SweepRow).where(unchanged).values(values))
 
     def value(self, job: JobRecord, metric: str, step: int) -> float | str | None:
         """A job's metric at a step, as first reported; ``None``: not yet reported.
@@ -161,16 +154,11 @@ class SweepStore:
         if newest is None or newest.step < step:  # its events need not be read
             return None
         of_step = EventRow.job_id == job.id, EventRow.kind == newest.kind, EventRow.data["step"].as_integer() == step
-        with self.jobs.engine.connect() as connection:
-            event = connection.scalar(select(EventRow.data).where(*of_step).order_by(EventRow.id).limit(1))
-        if event is None:
-            return None
+        events = read_rows(self.jobs.engine, select(EventRow.data).where(*of_step).order_by(EventRow.id).limit(1))
+        figures = [data for (data,) in events]
         if metric.startswith("validation."):
-            event = next((each for each in event["sets"] if each["name"] == metric.partition(".")[2]), None)
-            if event is None:
-                return None
-        value: float | str = event["loss" if metric.startswith("validation") else metric]
-        return value
+            figures = [each for data in figures for each in data["sets"] if each["name"] == metric.partition(".")[2]]
+        return figures[0]["loss" if metric.startswith("validation") else metric] if figures else None
 
 
 def _readable(rows: Sequence[Any]) -> Sequence[Sweep]:

@@ -32,7 +32,18 @@ class Table(DeclarativeBase):
     """The base of all tables."""
 
 
-class JobRow(Table):
+class _Requested:
+    """What jobs, datasets and sweeps have in common: who asked for what, and what has become of it."""
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(32))
+    submitted_by: Mapped[str] = mapped_column(String(100))
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    message: Mapped[str] = mapped_column(Text)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class JobRow(_Requested, Table):
     """A job; the columns are the fields of ``service.jobs.model.JobRecord``, and what of its spec is searched."""
 
     __tablename__ = "jobs"
@@ -50,19 +61,14 @@ class JobRow(Table):
         Index("ix_jobs_group_id", "group", "id"),
     )
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(32))
     queue: Mapped[str] = mapped_column(String(63))
-    submitted_by: Mapped[str] = mapped_column(String(100))
     cloned_from: Mapped[str | None] = mapped_column(String(32))
     name: Mapped[str] = mapped_column(String(100))
     group: Mapped[str | None] = mapped_column(String(63))
     tags: Mapped[str | None] = mapped_column(Text)
     notes: Mapped[str | None] = mapped_column(Text)
-    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(String(32))
-    message: Mapped[str] = mapped_column(Text)
     waiting_for: Mapped[str | None] = mapped_column(Text)
     attempt: Mapped[int] = mapped_column(default=0)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
@@ -73,7 +79,6 @@ class JobRow(Table):
     arrival: Mapped[int | None] = mapped_column(BigInteger, index=True)  # null from a release before
     waiting_since: Mapped[datetime | None] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     progress_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
@@ -98,22 +103,21 @@ class JobRow(Table):
     version: Mapped[int] = mapped_column(default=1)
 
 
-def searched(spec: JobSpec) -> dict[str, str | None]:
-    """The columns that are copied from a job's spec, by which jobs are found; tags stand between blanks."""
-    return {"name": spec.name, "group": spec.group, "tags": f" {' '.join(spec.tags)} ", "notes": spec.notes}
+_NEW, _NEW_IN_TRAINING = ("group", "tags", "notes", "steered"), ("tokens", "evaluate_at_start")
 
 
-_NEW_IN_TRAINING = ("tokens", "evaluate_at_start")
+def spec_columns(spec: JobSpec) -> dict[str, Any]:
+    """A job's spec, without what it lacks that the release before would refuse, and what of it jobs are found by.
 
-
-def stored(spec: JobSpec) -> dict[str, Any]:
-    """The column ``spec``: without what a job lacks that the release before would refuse."""
+    Tags stand between blanks.
+    """
     written = spec.model_dump(mode="json")
-    for section, names in ((written, ("group", "tags", "notes", "steered")), (written["training"], _NEW_IN_TRAINING)):
+    for section, names in ((written, _NEW), (written["training"], _NEW_IN_TRAINING)):
         for name in names:
             if not section[name]:
                 del section[name]
-    return written
+    tags = f" {' '.join(spec.tags)} "
+    return {"spec": written, "name": spec.name, "group": spec.group, "tags": tags, "notes": spec.notes}
 
 
 RESULTS = text("kind IN ('evaluation', 'shape', 'state')")  # the few events from which a job's results are read
@@ -162,10 +166,18 @@ class LeaseRow(Table):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class _Named(_Requested):
+    """What datasets and sweeps have in common."""
+
+    name: Mapped[str] = mapped_column(String(63))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 _SHOWN = text("NOT deleted")
 
 
-class DatasetRow(Table):
+class DatasetRow(_Named, Table):
     """A dataset that jobs may name: ``service.models.datasets.DatasetDetail`` and the progress of its build.
 
     A deleted one is no longer shown, and is kept until no build of it runs.
@@ -176,14 +188,7 @@ class DatasetRow(Table):
         Index("ix_datasets_tenant_name", "tenant", "name", unique=True, sqlite_where=_SHOWN, postgresql_where=_SHOWN),
     )
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(32))
-    name: Mapped[str] = mapped_column(String(63))
-    submitted_by: Mapped[str] = mapped_column(String(100))
-    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     url: Mapped[str] = mapped_column(Text)
-    state: Mapped[str] = mapped_column(String(16), index=True)
-    message: Mapped[str] = mapped_column(Text)
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     lineage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     counts: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # of the lineage, as the next
@@ -191,28 +196,17 @@ class DatasetRow(Table):
     attempt: Mapped[int]  # how often it was asked for
     launches: Mapped[int]  # of this attempt
     launched_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # the last time, of any attempt
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     deleted: Mapped[bool] = mapped_column(default=False)
 
 
-class SweepRow(Table):
+class SweepRow(_Named, Table):
     """A sweep: ``service.models.sweeps.Sweep``. Optuna has its trials' parameters and values (``sweep_study``)."""
 
     __tablename__ = "sweeps"
     __table_args__ = (UniqueConstraint("tenant", "name", name="uq_sweeps_tenant_name"),)
 
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(32))
-    name: Mapped[str] = mapped_column(String(63))
-    submitted_by: Mapped[str] = mapped_column(String(100))
-    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
-    state: Mapped[str] = mapped_column(String(16), index=True)
-    message: Mapped[str] = mapped_column(Text)
     trials: Mapped[dict[str, int]] = mapped_column(JSON)
     best: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class SweepTrialRow(Table):

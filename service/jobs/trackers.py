@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, and_, func, select, update
-from sqlalchemy.orm import Session
 
+from service.jobs.database import read_rows
 from service.jobs.leases import Lease, permitted
 from service.jobs.queries import ACTIVE_STATES
 from service.jobs.tables import EventRow, JobRow, TrackerRow
@@ -48,7 +48,7 @@ class Tracked:
     problem: str | None = None
 
 
-_COLUMNS = tuple(Tracked.__dataclass_fields__)
+_FIELDS = tuple(Tracked.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class TrackerStore:
         query = select(JobRow.tenant, TrackerRow.kind, TrackerRow.job_id)
         # A job that had ended, and was retried, is not open and has a state of those that have not.
         conditions = (TrackerRow.open, JobRow.state.in_(ACTIVE_STATES))
-        with self.engine.connect() as connection:
-            rows = [row for each in conditions for row in connection.execute(query.where(each, unsent))]
-        return {(tenant, kind, job_id) for tenant, kind, job_id in rows}
+        return {row for each in conditions for row in read_rows(self.engine, query.where(each, unsent))}
 
     def one(self, job_id: str, kind: str) -> Tracked:
         """A tracker's progress with a job."""
@@ -92,12 +90,9 @@ class TrackerStore:
     def _select(self, most: int, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
         unsent = select(EventRow.id).where(_OF_EVENT).limit(most).correlate(TrackerRow).subquery()
         behind = select(func.count()).select_from(unsent).scalar_subquery()
-        query = select(TrackerRow, behind).where(*conditions).order_by(TrackerRow.job_id, TrackerRow.kind)
-        with Session(self.engine) as session:
-            return [
-                (Tracked(**{name: getattr(row, name) for name in _COLUMNS}), count)
-                for row, count in session.execute(query)
-            ]
+        query = select(behind, *(getattr(TrackerRow, name) for name in _FIELDS)).where(*conditions)
+        rows = read_rows(self.engine, query.order_by(TrackerRow.job_id, TrackerRow.kind))
+        return [(Tracked(*fields), count) for count, *fields in rows]
 
     def write(self, before: Tracked, after: Tracked, *, open_: bool) -> bool:
         """Note what has been sent, or that sending has failed; return whether this process was still in charge.
@@ -108,6 +103,6 @@ class TrackerStore:
             open_: Whether there will be more events, or sending is tried again even if the job has ended.
         """
         unmoved = update(TrackerRow).filter_by(job_id=before.job_id, kind=before.kind, event_id=before.event_id)
-        values = {name: getattr(after, name) for name in _COLUMNS} | {"open": open_}
+        values = {name: getattr(after, name) for name in _FIELDS} | {"open": open_}
         with self.engine.begin() as connection:
             return connection.execute(unmoved.where(permitted(self.lease)).values(values)).rowcount == 1

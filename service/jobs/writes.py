@@ -1,13 +1,10 @@
 """Writes to a job: pure functions from its newest record to new values and events."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
-
-from pydantic_core import to_json
 
 from boost_core import messages
 from boost_core.config.base import FieldProblem, raise_problems
@@ -19,7 +16,7 @@ from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.queries import NEXT_ARRIVAL
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
-from service.jobs.tables import searched, stored
+from service.jobs.tables import spec_columns
 
 # Whose newest report is a column of the job.
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare", "comparison"})
@@ -58,7 +55,7 @@ class Overtaken(RuntimeError):
 
 @dataclass(frozen=True)
 class Write:
-    """What is written of a job, by columns.
+    """What is written of a job, by columns; models are stored as JSON.
 
     Attributes:
         values: New values of its own.
@@ -84,10 +81,10 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         return None  # passes repeat reasons that lead from a state to itself
     now = datetime.now(UTC)
     values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
-    values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
+    values["goodput"] = book(record.goodput, now, reason)
     values["waiting_since"] = (record.waiting_since or now) if state in WAITING_STATES else None
     if record.shape and record.keeps and attempt != record.attempt:  # the new gang gets all resources
-        values["shape"] = record.shape.model_copy(update={"keeps": False}).model_dump(mode="json")
+        values["shape"] = record.shape.model_copy(update={"keeps": False})
     if attempt != record.attempt:
         values["spare"] = None  # the previous gang may have been killed without reporting
     if state is not JobState.QUEUED:
@@ -211,18 +208,18 @@ def patched(
             raise WrongState(record, f"it has been steered {MOST_STEERED} times; clone it from its checkpoint")
         steer = messages.Steer(number=number, by=by, requested_at=datetime.now(UTC), steering=spec.steering)
         if record.attempt:  # its gang says from which step on it holds
-            values["steers"] = [each.model_dump(mode="json") for each in (*record.steers, steer)]
+            values["steers"] = [*record.steers, steer]
         else:
             report = steer.made(before, 0)[1].model_copy(update={"number": 0})
-            events.append(event(record, report.kind, _plain(report)))
+            events.append(event(record, report.kind, report))
     if not values and not events:
         return None
     if record.attempt:
         spec = spec.model_copy(update={section: getattr(record.spec, section) for section in Steering.model_fields})
     if spec != record.spec:
-        values |= {"spec": stored(spec), **searched(spec)}
+        values |= spec_columns(spec)
     if chosen:
-        events.append(event(record, "layouts", chosen.model_dump(mode="json")))
+        events.append(event(record, "layouts", chosen))
     return Write(values, events)
 
 
@@ -242,10 +239,8 @@ def commanded(record: JobRecord, command: messages.WorkerCommand) -> Write:
     raise_problems(type(command).__name__, wrong)
     if len(record.commands) == MOST_COMMANDS:
         raise WrongState(record, f"{MOST_COMMANDS} drills and profiles wait for its gang; try again in some seconds")
-    waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
     # A drill is stored as an event now; a profile is reported once it is ready.
-    events = [event(record, "drill", command.model_dump())] if drill else []
-    return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
+    return Write({"commands": [*record.commands, command]}, [event(record, "drill", command)] if drill else [])
 
 
 def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> tuple[JobRecord, Write]:
@@ -256,47 +251,43 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         attempt: Number of the gang.
         reports: In order.
     """
-    goodput, after, values = record.goodput, dict[str, Any](), dict[str, Any]()  # of the record, and of its columns
+    spec, goodput, values = record.spec, record.goodput, dict[str, Any]()
     events, observed = list[dict[str, Any]](), list[dict[str, Any]]()
     restarts, faults = list[RestartRecord](), Counter[str]()
     for number, time, report in reports:
-        kind, data = report.kind, _plain(report)
-        numbered = {"job_id": record.id, "attempt": attempt, "sequence": number}
-        events.append({**numbered, "kind": kind, "time": time, "data": data})
+        kind, numbered = report.kind, {"job_id": record.id, "attempt": attempt, "sequence": number}
+        events.append({**numbered, "kind": kind, "time": time, "data": report})
         goodput = book(goodput, time, report)
         if kind in _NEWEST:
-            after[kind], values[kind] = report, data
+            values[kind] = report
         if kind in _DATED:
-            after[f"{kind}_at"] = values[f"{kind}_at"] = time
+            values[f"{kind}_at"] = time
         match report:
             case messages.SteeredReport():
-                after["spec"] = report.applied_to(after.get("spec", record.spec))
+                spec = report.applied_to(spec)
+                values["spec"] = spec_columns(spec)["spec"]
+                values["steers"] = [steer for steer in record.steers if steer.number > len(spec.steered)]
             case messages.RestartReport():
                 restarts.append(RestartRecord(time=time, **report.model_dump()))
             case messages.FaultReport():
                 faults[report.what] += 1
             case messages.ComparisonReport() if ratios := observation(record, report, time):
                 observed.append(ratios)
-    if "spec" in after:
-        after["steers"] = [steer for steer in record.steers if steer.number > len(after["spec"].steered)]
-        values["spec"] = stored(after["spec"])
-        values["steers"] = [steer.model_dump(mode="json") for steer in after["steers"]]
     if restarts:
-        after["restarts"] = [*record.restarts, *restarts][-_MOST_RESTARTS:]
-        values["restarts"] = [_plain(restart) for restart in after["restarts"]]
+        values["restarts"] = [*record.restarts, *restarts][-_MOST_RESTARTS:]
         counts = Counter(record.restart_counts) + Counter(restart.cause for restart in restarts)
-        after["restart_counts"] = values["restart_counts"] = dict(counts)
+        values["restart_counts"] = dict(counts)
     if faults:
-        after["fault_counts"] = values["fault_counts"] = dict(Counter(record.fault_counts) + faults)
-    values["goodput"] = goodput.model_dump(mode="json")
-    after |= {"goodput": goodput, "version": record.version + 1}
-    return record.with_values(after), Write(values, events, observed)
+        values["fault_counts"] = dict(Counter(record.fault_counts) + faults)
+    values["goodput"] = goodput
+    after = record.with_values({**values, "spec": spec, "version": record.version + 1})
+    return after, Write(values, events, observed)
 
 
 def add_fault(record: JobRecord, fault: messages.FaultReport) -> Write:
     """Store a fault that was not reported by a gang."""
-    counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
-    return Write({"fault_counts": counts}, [event(record, fault.kind, _plain(fault))])
+    counts = Counter(record.fault_counts) + Counter([fault.what])
+    return Write({"fault_counts": dict(counts)}, [event(record, fault.kind, fault)])
 
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
@@ -304,12 +295,6 @@ def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, 
     return write and replace(write, values=write.values | values)
 
 
-def event(record: JobRecord, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+def event(record: JobRecord, kind: str, data: Any) -> dict[str, Any]:
     """An event of a job's newest gang, now, by columns."""
     return {"job_id": record.id, "attempt": record.attempt, "kind": kind, "time": datetime.now(UTC), "data": data}
-
-
-def _plain(report: messages.Report) -> dict[str, Any]:
-    """A report as JSON. Numbers that JSON lacks become strings such as ``"NaN"``, which read back as numbers."""
-    plain: dict[str, Any] = json.loads(to_json(report.model_dump(), inf_nan_mode="strings"))
-    return plain

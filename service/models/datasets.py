@@ -4,9 +4,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
-from boost_core.config.base import Location, ResourceName, refuse_unserved
+from boost_core.config.base import ResourceName
+from boost_core.config.job import StorageUrl
 from boost_core.config.training import CorpusConfig, DatasetName
 
 
@@ -23,17 +24,12 @@ class DatasetRequest(CorpusConfig):
     """A request to build a dataset."""
 
     name: DatasetName = Field(description="Its name, as used in job files.")
-    url: Location | None = Field(
+    url: StorageUrl | None = Field(
         None, description="Folder in which its shards get a folder of their own; default: one of the service's."
     )
     credentials: ResourceName | None = Field(
         None, description="Name of the secret with credentials for s3://; default: the nodes' own credentials."
     )
-
-    @field_validator("url")
-    @classmethod
-    def _folder_is_served(cls, value: str | None) -> str | None:
-        return value if value is None else refuse_unserved(value)
 
     @property
     def corpus(self) -> CorpusConfig:

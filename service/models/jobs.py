@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
     from boost_core.checkpoint.manifest import Manifest
 
+_CHOSEN = "The layouts of a job with layouts=auto, and why; null for others."
+_PROFILE = "Stored profile used for the predicted times; null if there is none"
+_FITTED = "Measured times of jobs relative to the predictions, used to correct these; null without any."
+
 AnswerFormat = Annotated[Literal["json", "csv"], Field(description="Media type of the answer.")]
 
 
@@ -88,15 +92,9 @@ class DryRun(BaseModel):
 
     spec: JobSpec = Field(description="The job as it would be recorded, with all defaults filled in.")
     plan: Plan = Field(description="Its plan.")
-    chosen: ChosenLayouts | None = Field(
-        None, description="The layouts of a job with layouts=auto, and why; null for others."
-    )
-    profile: StoredProfile | None = Field(
-        None, description="Stored profile used for the predicted times; null if there is none."
-    )
-    fitted: Fitted | None = Field(
-        None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
-    )
+    chosen: ChosenLayouts | None = Field(None, description=_CHOSEN)
+    profile: StoredProfile | None = Field(None, description=f"{_PROFILE}.")
+    fitted: Fitted | None = Field(None, description=_FITTED)
 
 
 class PlanRequest(JobSpec):
@@ -111,25 +109,18 @@ def unused_replicas(spec: JobSpec) -> str | None:
     sizes = spec.elasticity and spec.elasticity.data_parallel_size
     if not sizes or (most := max(layout.dp for layout in spec.layouts())) == sizes.max:
         return None
-    return (
-        f"elasticity.data_parallel_size allows {sizes.max} replicas, but the job never has more than {most}: more "
-        "could not share its micro-batches equally, or would leave a pipeline with fewer than it has stages"
-    )
+    allowed = f"elasticity.data_parallel_size allows {sizes.max} replicas, but the job never has more than {most}"
+    why = "more could not share its micro-batches equally, or would leave a pipeline with fewer than it has stages"
+    return f"{allowed}: {why}"
 
 
 class PlanAnswer(Plan):
     """A job's plan, and the best ways to train it if requested."""
 
-    chosen: ChosenLayouts | None = Field(
-        None, description="The layouts of a job with layouts=auto, and why; null for others."
-    )
+    chosen: ChosenLayouts | None = Field(None, description=_CHOSEN)
     search: SearchReport | None = Field(None, description="Result of the search; null if none was requested.")
-    profile: StoredProfile | None = Field(
-        None, description="Stored profile used for the predicted times; null if there is none, or one was given."
-    )
-    fitted: Fitted | None = Field(
-        None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
-    )
+    profile: StoredProfile | None = Field(None, description=f"{_PROFILE}, or one was given.")
+    fitted: Fitted | None = Field(None, description=_FITTED)
 
 
 class JobExample(BaseModel):

@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import UNSHOWN, FieldProblem, in_words
-from boost_core.config.storage import may_hold_credentials
 
 _NAMELESS = '""'
 _LONGEST_VALUE = 200  # characters of a refused value that are shown
@@ -86,8 +85,10 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     is_short = isinstance(sent, int) and sent.bit_length() <= 3 * _LONGEST_VALUE
     if not hidden and (is_short or (isinstance(sent, float) and math.isfinite(sent))):
         value = sent
-    elif not hidden and isinstance(sent, str | float) and not may_hold_credentials(str(sent)):
-        value = str(sent)[:_LONGEST_VALUE]
+    elif not hidden and isinstance(sent, str | float):
+        text = str(sent)
+        # A URL with a user, password or query is not shown.
+        value = None if any(sign in text.partition("://")[2] for sign in "@:?") else text[:_LONGEST_VALUE]
     shown = not hidden and not (isinstance(sent, str) and value is None)
     # pydantic marks a mapping's key, as opposed to its value, with an extra part.
     named = path[:-1] if path[-1] == "[key]" else path

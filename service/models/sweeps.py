@@ -23,11 +23,8 @@ MOST_PARALLEL = 64
 _MOST_RUNGS = 100  # of a trial; all of them are read whenever the next trial is chosen
 
 _ENTRY = r"[a-z][a-z0-9_]*(\[[0-9]{1,4}\])?"
-FieldPath = Annotated[
-    str,
-    StringConstraints(pattern=rf"^{_ENTRY}(\.{_ENTRY}){{0,7}}$"),
-    spelled("the path of a field of the job, for example optimizer.learning_rate or data.mixture[0].weight"),
-]
+_PATHS = "the path of a field of the job, for example optimizer.learning_rate or data.mixture[0].weight"
+FieldPath = Annotated[str, StringConstraints(pattern=rf"^{_ENTRY}(\.{_ENTRY}){{0,7}}$"), spelled(_PATHS)]
 _OWN_FIELDS = frozenset({"name", "group", "tags"})  # those that the sweep writes into its jobs
 _STANDS_FOR = {"training.steps": "tokens", "training.tokens": "steps"}
 
@@ -105,9 +102,8 @@ class StopEarly(Config):
         """The rungs of a job with this number of steps, all before its last step."""
         if self.kind == "median":
             return range(self.first_step, steps, self.every_steps or self.first_step)  # perhaps 100 million
-        number = 1 + int(math.log(max(1.0, steps / self.first_step), self.reduction_factor))
-        rungs = (self.first_step * self.reduction_factor**each for each in range(number + 1))
-        return [rung for rung in rungs if rung < steps]
+        rungs = (self.first_step * self.reduction_factor**each for each in itertools.count())
+        return [*itertools.takewhile(lambda rung: rung < steps, rungs)]
 
 
 class SweepRequest(Config):
@@ -159,8 +155,8 @@ class SweepRequest(Config):
         if self.search != "grid" and not any(value for _, value in self.budget):
             message = f"search={self.search} has no end of its own; set budget.trials, budget.tokens or both"
             problems.append(FieldProblem(("budget",), None, message))
-        problem = self._unjudged(self.job)
-        if problem and (not problems or problem.field == ("metric",)):  # rungs count only if all else is right
+        # Rungs count only if all else is right.
+        if (problem := self._unjudged(self.job)) and (not problems or problem.field == ("metric",)):
             problems.append(problem)
         raise_problems("SweepRequest", problems)
         return self
@@ -261,9 +257,8 @@ class IllegalTrial(ValueError):
 
 def parameters_in_words(parameters: Mapping[str, Any]) -> str:
     """Return parameters as one line."""
-    return ", ".join(
-        f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in parameters.items()
-    )
+    values = {path: each if isinstance(each, str) else json.dumps(each) for path, each in parameters.items()}
+    return ", ".join(f"{path}={value}" for path, value in values.items())
 
 
 def _set(job: dict[str, Any], whole: Any, path: str, value: Any) -> None:

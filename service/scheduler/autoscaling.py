@@ -5,11 +5,9 @@ that. A gang that started with less keeps requesting as much; one that has more 
 grow into existing nodes, but do not cause new ones.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple
 
 from boost_core.config import Layout
 from service.gang.status import Bundle, Gangs
@@ -26,17 +24,10 @@ REPEAT_SECONDS = 60.0  # a cluster whose head was restarted has forgotten earlie
 Bundles = tuple[Bundle, ...]
 
 
-class ResourceRequest(NamedTuple):
-    """What a waiting job needs: a number of equal bundles."""
-
-    job_id: str
-    bundles: Bundles
-
-
 def requested_nodes(
     jobs: Sequence[JobRecord], limits: Limits, demand: Callable[[JobRecord], Demand]
-) -> tuple[Bundles, Iterator[ResourceRequest]]:
-    """What gangs hold or should have, and what waiting jobs need and their quotas allow, in queue order.
+) -> tuple[Bundles, Iterator[Bundles]]:
+    """What gangs hold or should have, and what each waiting job needs and its quotas allow, in queue order.
 
     Args:
         jobs: All active jobs.
@@ -51,7 +42,7 @@ def requested_nodes(
     allocated = tuple(bundle for job in gangs for bundle in _request(job, quotas, job.present_layout))
     without_gang = (job for job in queue if job.state in WAITING_STATES and not job.has_gang)
     waiting = (job for job in without_gang if not (job.pause_requested or job.cancel_requested))
-    return allocated, (ResourceRequest(job.id, bundles) for job in waiting if (bundles := _request(job, quotas)))
+    return allocated, (bundles for job in waiting if (bundles := _request(job, quotas)))
 
 
 def _request(job: JobRecord, quotas: Quotas, present: Layout | None = None) -> Bundles:
@@ -70,7 +61,7 @@ def _request(job: JobRecord, quotas: Quotas, present: Layout | None = None) -> B
             break
     if present is None:
         return ()
-    size, count = demand.groups(present)
+    size, count = present.units(demand.placement)
     return (Bundle(demand.amounts(size), dict(demand.labels)),) * count
 
 
@@ -86,24 +77,24 @@ class Autoscaling:
         clock: Returns seconds.
     """
 
-    def __init__(self, gangs: Gangs, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gangs: Gangs, clock: Callable[[], float]) -> None:
         self._gangs, self._clock = gangs, clock
         self._most = MOST_AT_ONCE
         self._aside: list[tuple[Bundles, float]] = []  # until when
         self._requested: Bundles | None = None
         self._requested_at = self._judged_at = clock()
 
-    def ask(self, allocated: Bundles, requests: Iterable[ResourceRequest]) -> None:
+    def ask(self, allocated: Bundles, requests: Iterable[Bundles]) -> None:
         """Request nodes for all gangs and for the waiting jobs in their order.
 
         Args:
             allocated: What gangs need.
-            requests: What waiting jobs need; no more of them are looked at than are requested.
+            requests: What each waiting job needs, in equal bundles; no more of them are looked at than are requested.
         """
         now = self._clock()
         self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
         aside = [much for much, _ in self._aside]
-        others = (wish for wish in requests if not any(wish.bundles[: len(much)] == much for much in aside))
+        others = (needed for needed in requests if not any(needed[: len(much)] == much for much in aside))
         waiting = list(islice(others, self._most))
         if now >= self._judged_at + VERDICT_SECONDS:
             self._judged_at = now
@@ -113,10 +104,10 @@ class Autoscaling:
                 refused = len(waiting)
                 self._most = max(1, refused // 2)
                 if refused == 1:
-                    aside.append(waiting.pop().bundles)  # and those that need as much from here on
+                    aside.append(waiting.pop())  # and those that need as much from here on
                     self._aside.append((aside[-1], now + ASIDE_SECONDS * (1 + len(self._aside))))
         waiting += islice(others, max(0, self._most - len(waiting)))
-        bundles = allocated + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
+        bundles = allocated + tuple(bundle for needed in waiting[: self._most] for bundle in needed)
         if bundles != self._requested or now >= self._requested_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)
             self._requested, self._requested_at = bundles, now

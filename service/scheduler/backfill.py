@@ -146,7 +146,7 @@ class _Stay(NamedTuple):
         """The fewest and the most units for which it leaves no room: amounts that must be free together on one node."""
         low, high = [], []
         for layout in self.layouts:
-            size, count = self.demand.groups(layout)
+            size, count = layout.units(self.demand.placement)
             parts = [size * self.demand.each.get(name, 0) / amount for name, amount in unit.items()] or [0.0]
             low.append(count * math.floor(min(parts) + ROUNDING))
             high.append(count * math.ceil(max(parts) - ROUNDING))
@@ -169,7 +169,7 @@ class Head:
         self.job, self.nodes = job, cluster.nodes(job)
         self._cluster, self._demand = cluster, cluster.demands[job.id]
         self._fewest: dict[int, int] = {}  # groups that the job needs, by the ranks that share a node
-        for size, count in map(self._demand.groups, self._demand.layouts):
+        for size, count in (layout.units(self._demand.placement) for layout in self._demand.layouts):
             self._fewest[size] = min(count, self._fewest.get(size, count))
         self._known, self._resized = 0, -1  # of the cluster: gangs taken into account, and the number of resized ones
         self._stays = Counter[_Stay]()  # and how many are equal
@@ -179,11 +179,14 @@ class Head:
     def delayed_by(self, job: JobRecord, layout: Layout) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         # Newly started gangs are taken into account; if one was resized, all are anew.
-        classes, of_others = self._cluster.node_classes(self._demand), self._cluster.of_others
+        of_others = self._cluster.of_others
         if self._resized != self._cluster.resized:
             self._known, self._resized, self._allocated = 0, self._cluster.resized, {}
             self._stays.clear()
-            self._scarcity = Scarcity([node for node, _ in classes], self._demand.each, of_others)
+            # One of each class of equal nodes that the job can use and that accept ranks, and the class's size.
+            classes = self._cluster.room.reported_classes(self._demand)
+            self._classes = [(self._cluster.capacities[number], equal) for number, equal in classes]
+            self._scarcity = Scarcity([node for node, _ in self._classes], self._demand.each, of_others)
         are_new = len(self._cluster.gangs) > self._known  # mostly not, and islice has to pass all that are known
         new = list(islice(self._cluster.gangs, self._known, None)) if are_new else []
         alike = Counter(map(self._cluster.likes.__getitem__, new))
@@ -212,7 +215,7 @@ class Head:
             if (size, deciding) not in self._allocated:
                 unit = {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
                 # Units of the nodes in all, and of what is free; none if no resource decides.
-                usable = classes if unit else ()
+                usable = self._classes if unit else ()
                 units = [(copies(node.total, unit) * equal, copies(node.free, unit) * equal) for node, equal in usable]
                 allocated = AllocatedUnits(sum(total for total, _ in units) - self._fewest[size])
                 for stay, number in self._stays.items():

@@ -2,12 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import compress, takewhile
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, or_
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -84,21 +85,15 @@ class Gang:
         """Ranks that it will have once it has followed its orders."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 
-    def demand(self, spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
-        """Its demand on nodes. Arguments as for ``demand_of``."""
-        demand = demand_of(spec, basis)
-        return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
-
     def orders(self, spec: JobSpec, basis: Basis = NOMINAL) -> Orders:
         """Its orders. Arguments as for ``demand_of``."""
         if self.target is None:
             return Orders(None, (), self.cause)
         replica, most = self.target.per_replica, self.target.world_size
-        demand = self.demand(spec, basis)
+        demand = demand_of(spec, basis).of_gang(self.limit, self.layout, self.target)
         allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
         # A gang that has reached its target changes only to return to it.
-        arrived = self.layout == self.target
-        cause, avoid = Cause.WORKER_BACK if arrived else self.cause, tuple(sorted(demand.avoid))
+        cause, avoid = Cause.WORKER_BACK if self.layout == self.target else self.cause, tuple(sorted(demand.avoid))
         return Orders(self.target, allowed, cause, avoid, self.near)
 
 
@@ -160,8 +155,7 @@ class CapacityObserved:
     job: JobRecord
 
 
-_LASTING = [attrgetter(name) for name in ("node_id", "draining", "unusable")]  # of a node
-_LASTING_DICTS = [attrgetter(name) for name in ("total", "labels")]
+_LASTING = [attrgetter(name) for name in ("node_id", "draining", "unusable", "total", "labels")]  # of a node
 ORDER = attrgetter("order")  # of an entry
 
 
@@ -194,18 +188,14 @@ class Entry:
         job: The record.
         order: Its place in the queue.
         group: The jobs that are equal to it.
-        has_gang: Whether it has a gang.
-        waits: Whether it is to get one.
-        queued: Whether it is QUEUED.
+        place: The list that it is in: of ``JobClass`` or of ``SchedulerMemory``.
         gang: Its gang, as it was when it last differed, and the gangs that were equal to that; ``None`` without one.
     """
 
     job: JobRecord
     order: tuple[Any, ...]
     group: JobClass
-    has_gang: bool
-    waits: bool
-    queued: bool
+    place: "list[Entry]"
     gang: "tuple[Gang, GangClass] | None" = None
 
 
@@ -250,12 +240,16 @@ class Explain:
 
     Attributes:
         message: The reason, without the number of those ahead.
-        ahead: Where other jobs wait that are ahead of them.
+        ahead: Where other jobs wait that are ahead of them and are to be counted: the message ends with the first.
+        line: Where they wait themselves.
+        admits: Whether they leave the queue nevertheless.
         entries: The jobs' entries, in queue order.
     """
 
     message: str
-    ahead: Sequence[Line]
+    ahead: Sequence[Line] = ()
+    line: Line | None = None
+    admits: bool = False
     entries: list[Entry] = field(default_factory=list)
 
     def to(self, entry: Entry) -> str:
@@ -277,7 +271,7 @@ class Fleet:
 
     Attributes:
         limits: As the argument, and so is ``topology``.
-        seen: By attribute of ``_LASTING`` and ``_LASTING_DICTS``, its values of all nodes.
+        seen: By attribute of ``_LASTING``, its values of all nodes.
         whole: The room that the nodes would have if nothing ran on them.
         room: The room that there is.
         all_steady: Whether none is draining.
@@ -290,8 +284,7 @@ class Fleet:
 
     def __init__(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> None:
         self.limits, self.topology = limits, topology
-        self.seen = [list(map(of, nodes)) for of in _LASTING]
-        self.seen += [list(map(dict, map(of, nodes))) for of in _LASTING_DICTS]  # copies, which others cannot change
+        self.seen = [list(map(copy, map(of, nodes))) for of in _LASTING]  # copies, which others cannot change
         self.whole = Room(nodes, [node.total for node in nodes])
         self.room = Room(nodes, [node.free for node in nodes], topology=topology)
         self.all_steady = not any(node.draining for node in nodes)
@@ -311,24 +304,25 @@ class SchedulerMemory:
         admitted: Those of jobs that have left the queue and are to get a gang, in queue order; ``JobClass.queued`` has
             those that have not.
         classes: The classes of jobs, by demand, tenant and queue.
+        fleet: The nodes and quotas of the last pass.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, Entry] = {}
         self.holders: list[Entry] = []
         self.admitted: list[Entry] = []
+        self._others: list[Entry] = []  # those of jobs that neither have a gang nor are to get one
         self._by_record: dict[int, Entry] = {}  # by the record's identity; the entry keeps it, so no other gets that
-        self._records: set[int] = set()  # its keys
         self.classes: WeakValueDictionary[tuple[Demand, str, str], JobClass] = WeakValueDictionary()
         self._gangs: WeakValueDictionary[tuple[Any, ...], GangClass] = WeakValueDictionary()
-        self._fleet: Fleet | None = None
+        self.fleet: Fleet | None = None
 
     def see(self, jobs: Sequence[JobRecord]) -> None:
         """Have an entry for each of the active jobs, and none for others."""
         identities = list(map(id, jobs))
         records = set(identities)
         # Before anything is changed, because a job of which no entry can be made ends the pass here.
-        new = records - self._records
+        new = records.difference(self._by_record)
         coming: list[Entry] = []
         for job in compress(jobs, map(new.__contains__, identities)) if new else ():
             before = self.by_id.get(job.id)
@@ -339,32 +333,21 @@ class SchedulerMemory:
             group = self.classes.get(key)
             if group is None:
                 group = self.classes[key] = JobClass(*key)
-            has_gang, queued = job.has_gang, job.state is JobState.QUEUED
-            waits = job.state in WAITING_STATES and not has_gang and not job.pause_requested
-            coming.append(Entry(job, job.queue_order, group, has_gang, waits, queued))
-        gone = {self._by_record.pop(record) for record in self._records - records}
+            place = self.holders if job.has_gang else self._others
+            if job.state in WAITING_STATES and not job.has_gang and not job.pause_requested:
+                place = group.queued if job.state is JobState.QUEUED else self.admitted
+            coming.append(Entry(job, job.queue_order, group, place))
+        gone = {self._by_record.pop(record) for record in self._by_record.keys() - records}
         for entry in gone:
             del self.by_id[entry.job.id]
         self._by_record |= {id(entry.job): entry for entry in coming}
         self.by_id |= {entry.job.id: entry for entry in coming}
-        self._records = records
-        for place in {id(place): place for entry in gone if (place := self._place(entry)) is not None}.values():
+        for place in {id(entry.place): entry.place for entry in gone}.values():
             place[:] = [entry for entry in place if entry not in gone]
-        places = dict[int, list[Entry]]()
         for entry in coming:
-            if (place := self._place(entry)) is not None:
-                place.append(entry)
-                places[id(place)] = place
-        for place in places.values():
+            entry.place.append(entry)
+        for place in {id(entry.place): entry.place for entry in coming}.values():
             place.sort(key=ORDER)
-
-    def _place(self, entry: Entry) -> list[Entry] | None:
-        """The list that has an entry; none has that of a job which neither has a gang nor is to get one."""
-        if entry.has_gang:
-            return self.holders
-        if entry.waits:
-            return entry.group.queued if entry.queued else self.admitted
-        return None
 
     def demand(self, job: JobRecord) -> Demand:
         """An active job's demand on nodes, without a limit."""
@@ -391,42 +374,6 @@ class SchedulerMemory:
             like = self._gangs[key] = GangClass(demand, gang, priority, gang.claimed, arrived)
         return like
 
-    def gangs_of(self, entry: Entry, gang: Gang) -> GangClass:
-        """The gangs that are equal to that of a job."""
-        if entry.gang:
-            last, like = entry.gang
-            # Layouts are mostly the same objects as in the pass before, which spares comparing them.
-            same_layouts = gang.layout is last.layout and gang.target is last.target
-            if same_layouts and (gang.limit, gang.waiting) == (last.limit, last.waiting):
-                return like
-        demand = entry.group.demand
-        demand = demand.holding(gang.layout, gang.target) if gang.limit is None else demand.within(gang.limit)
-        like = self.gangs_like(gang, demand, entry.job.spec.priority)
-        entry.gang = gang, like
-        return like
-
-    def fleet(self, nodes: Sequence[NodeCapacity], limits: Limits, topology: Sequence[str]) -> Fleet:
-        """The nodes and quotas, made anew if they have changed."""
-        fleet = self._fleet
-        if fleet is not None and (fleet.limits, fleet.topology) == (limits, topology):
-            seen = zip((*_LASTING, *_LASTING_DICTS), fleet.seen, strict=True)  # one of all at a time, which is fastest
-            if all(list(map(of, nodes)) == of_all for of, of_all in seen):
-                return fleet
-        self._fleet = Fleet(nodes, limits, topology)
-        return self._fleet
-
-
-class _Demands(dict[str, Demand]):
-    """The demand of each job on nodes. Those of jobs without a gang are worked out when somebody asks for them."""
-
-    def __init__(self, alone: Callable[[str], Demand]) -> None:
-        super().__init__()
-        self._alone = alone
-
-    def __missing__(self, job_id: str) -> Demand:
-        demand = self[job_id] = self._alone(job_id)
-        return demand
-
 
 class ClusterSnapshot:
     """Jobs, gangs and room, and the decisions so far.
@@ -444,7 +391,7 @@ class ClusterSnapshot:
     Attributes:
         actions: The decisions so far.
         capacities: The nodes as they are, including draining ones.
-        demands: The demand of each job on nodes, by its id.
+        demands: The demands on nodes, by job, of those that have a gang or whose turn has come.
         gangs: The gangs after these decisions, one for each job that has one; newly started ones last.
         resized: Number of gangs that got another target.
         fleet: The nodes, apart from what is free on them.
@@ -453,7 +400,6 @@ class ClusterSnapshot:
         quotas: The quotas left.
         gone: Why nodes are missing.
         queue: The jobs that have a gang, in queue order.
-        stalled: Those that have not trained for as long as one may wait for workers.
         changing: Those whose gangs may have other ranks than they are to have.
         records: By job, its entry.
         likes: By job, the gangs that are equal to its own after these decisions.
@@ -471,30 +417,37 @@ class ClusterSnapshot:
         self.resized = 0
         memory.see(jobs)
         self._memory, self.records, self.capacities = memory, memory.by_id, nodes
-        self.fleet = memory.fleet(nodes, limits, topology)
+        seen = [list(map(of, nodes)) for of in _LASTING]  # one attribute of all at a time, which is compared fastest
+        fleet = memory.fleet
+        if fleet is None or (fleet.limits, fleet.topology, fleet.seen) != (limits, topology, seen):
+            fleet = memory.fleet = Fleet(nodes, limits, topology)
+        self.fleet = fleet
         self.room, self.whole = self.fleet.room, self.fleet.whole
-        self.demands: dict[str, Demand] = _Demands(lambda job_id: self._alone(self.records[job_id]))
+        self.demands: dict[str, Demand] = {}
         self.quotas = Quotas(limits, lambda job: self.demands[job.id])
         self.gangs: dict[str, Gang] = {}
         self.seeking: list[Entry] = []
         self.changing = set[str]()
-        self.stalled: list[JobRecord] = []
         self.likes: dict[str, GangClass] = {}
         self._nodes: dict[Demand, Nodes] = {}
-        self._possible: dict[Demand, list[Layout]] = {}
         allocated, claimed = Counter[Demand](), dict[JobClass, tuple[JobRecord, int]]()
         for entry in memory.holders:
             job, group = entry.job, entry.group
             gang = self.gangs[job.id] = gangs.get(job.id) or Gang(None, job.present_layout)
-            like = self.likes[job.id] = memory.gangs_of(entry, gang)
+            last, like = entry.gang or (None, None)
+            # Layouts are mostly the same objects as in the pass before, which spares comparing them.
+            same_layouts = last and gang.layout is last.layout and gang.target is last.target
+            if not (last and like and same_layouts and (gang.limit, gang.waiting) == (last.limit, last.waiting)):
+                demand = group.demand.of_gang(gang.limit, gang.layout, gang.target)
+                like = memory.gangs_like(gang, demand, job.spec.priority)
+                entry.gang = gang, like
+            self.likes[job.id] = like
             self.demands[job.id], ranks = like.demand, like.claimed
             claimed[group] = job, ranks + (claimed[group][1] if group in claimed else 0)
             if gang.waiting:
                 self.seeking.append(entry)
             else:
                 allocated[like.demand] += ranks
-            if gang.stalled_seconds >= policy.patience_seconds:
-                self.stalled.append(job)
             if not like.arrived:
                 self.changing.add(job.id)
         for job, ranks in claimed.values():
@@ -510,16 +463,15 @@ class ClusterSnapshot:
         for entry in self.seeking:
             job_id = entry.job.id
             no_place = self.gangs[job_id].target and not self.possible(self.demands[job_id])
-            if no_place and self.possible(alone := self._alone(entry)):
+            if no_place and self.possible(alone := self.alone(entry)):
                 self.demands[job_id] = alone
                 self._has(entry.job, self.gangs[job_id])
                 self.moved.add(job_id)
         self.gone = Cause.NODE_LOST if self.fleet.all_steady else Cause.NODE_DRAINED
         self.room_seconds, self.policy = room_seconds, policy
         self.lines = defaultdict[Nodes | Account, Line](Line)
-        self._equal_nodes: dict[tuple[Any, ...], list[tuple[NodeCapacity, int]]] = {}
 
-    def _alone(self, entry: Entry) -> Demand:
+    def alone(self, entry: Entry) -> Demand:
         """The demand of a job without a gang, or with one that has no place; see ``JobClass``."""
         group, job = entry.group, entry.job
         if group.alone is None or group.fleet is not self.fleet.stamp:
@@ -543,7 +495,8 @@ class ClusterSnapshot:
     def of_others(self) -> Mapping[str, float]:
         """What others than our gangs use on the nodes."""
         used: dict[str, float] = defaultdict(float)
-        for node, equal in self._classes():
+        for number, equal in [*self.room.reported_classes(), *((number, 1) for number in self.room.others)]:
+            node = self.capacities[number]
             for name, total in node.total.items():
                 used[name] += (total - node.free.get(name, 0)) * equal
         ranks = Counter[Demand]()
@@ -554,23 +507,6 @@ class ClusterSnapshot:
                 used[name] -= amount
         return used
 
-    def node_classes(self, demand: Demand) -> list[tuple[NodeCapacity, int]]:
-        """The nodes that a job can use and that accept ranks: one of each class, and its size."""
-        key = demand.labels, demand.avoid
-        if key not in self._equal_nodes:
-            classes = self._classes(demand)
-            self._equal_nodes[key] = [each for each in classes if not (each[0].draining or each[0].unusable)]
-        return self._equal_nodes[key]
-
-    def _classes(self, demand: Demand | None = None) -> Iterator[tuple[NodeCapacity, int]]:
-        """One of each class of nodes with equal totals and equally much free, and its size: of all, or for a job."""
-        for number, equal in self.room.reported_classes(demand):
-            yield self.capacities[number], equal
-        for number in self.room.others:
-            node = self.capacities[number]
-            if demand is None or demand.takes(node):
-                yield node, 1
-
     def nodes(self, job: JobRecord) -> Nodes:
         """The nodes that could hold, if empty, a job's smallest group of ranks that must share a node."""
         return self.holding(self.demands[job.id])
@@ -579,17 +515,16 @@ class ClusterSnapshot:
         """The same of all jobs with some demand."""
         nodes = self._nodes.get(demand)
         if nodes is None:
-            nodes = self._nodes[demand] = self.whole.holding(demand, demand.smallest_group)
+            fitting = (nodes for slots, nodes in self.whole.by_slots(demand).items() if slots >= demand.smallest_group)
+            nodes = self._nodes[demand] = reduce(or_, fitting, 0)
         return nodes
 
     def possible(self, demand: Demand) -> list[Layout]:
         """The layouts of a job that the nodes could hold if it were alone."""
-        layouts = self._possible.get(demand)
+        layouts = self.fleet.possible.get(demand)
         if layouts is None:
-            known = self.fleet.possible
-            if demand not in known:
-                known[demand] = [layout for layout in demand.layouts if self.whole.fits(demand, layout)]
-            layouts = self._possible[demand] = known[demand]
+            layouts = [layout for layout in demand.layouts if self.whole.fits(demand, layout)]
+            self.fleet.possible[demand] = layouts
         return layouts
 
     def fitting(self, job: JobRecord, room: Room, among: Iterable[Layout] | None = None) -> list[Layout]:
@@ -617,21 +552,17 @@ class ClusterSnapshot:
     def launch(self, job: JobRecord, layout: Layout, message: str) -> None:
         """Decide that a gang starts."""
         demand = self.demands[job.id]
-        part = self.room.nearest(demand, layout)
-        self.actions.append(Launch(job, layout, message, demand.limit, part.labels))
-        self.room.place(demand, layout, part=part)
-        self.keep(job, layout.world_size)
+        near = self.room.nearest(demand, layout)
+        self.actions.append(Launch(job, layout, message, demand.limit, near))
+        self.room.place(demand, layout, near=near)
+        self.room.hold(demand, layout.world_size)
+        self.quotas.take(job, layout.world_size)
         self._has(job, Gang(None, layout, limit=demand.limit))
         insort(self.queue, job, key=attrgetter("queue_order"))
 
     def _has(self, job: JobRecord, gang: Gang) -> None:
         self.gangs[job.id] = gang
         self.likes[job.id] = self._memory.gangs_like(gang, self.demands[job.id], job.spec.priority)
-
-    def keep(self, job: JobRecord, ranks: int) -> None:
-        """Reserve room for more ranks of a job, wherever they will be."""
-        self.room.hold(self.demands[job.id], ranks)
-        self.quotas.take(job, ranks)
 
     def resize(self, job: JobRecord, layout: Layout, cause: Cause, message: str, near: Labels = ()) -> None:
         """Decide that a gang gets another target. Room is taken at once, but given back only when it is free."""

@@ -75,8 +75,8 @@ class DatasetReconciler:
             elif (lineage := status.lineage) is not None:
                 validation = sum(each["tokens"] for each in lineage["shards"] if each["part"] == "validation")
                 more = {"validation_tokens": validation, "vocabulary": lineage["tokenizer"]["vocabulary"]}
-                counts, fingerprint = lineage["counts"] | more, lineage["fingerprint"]
-                values |= {"lineage": lineage, "counts": counts, "fingerprint": fingerprint}
+                counts = lineage["counts"] | more
+                values |= {"lineage": lineage, "counts": counts, "fingerprint": lineage["fingerprint"]}
                 message = f"holds {counted(lineage['counts']['kept'], 'document')}"
                 self._finish(build, DatasetState.READY, message, **values)
             elif (job := self.in_need(self._cpus_of(build))) is not None:
@@ -95,11 +95,9 @@ class DatasetReconciler:
             return
         for build in waiting:
             if build.launches >= MOST_LAUNCHES:
-                problem = (
-                    f"its process has died {build.launches} times, perhaps out of memory or with its node; see Ray's "
-                    "logs, and create it again to continue with the remaining files"
-                )
-                self._finish(build, DatasetState.FAILED, problem)
+                died = f"its process has died {build.launches} times, perhaps out of memory or with its node"
+                remedy = "see Ray's logs, and create it again to continue with the remaining files"
+                self._finish(build, DatasetState.FAILED, f"{died}; {remedy}")
                 continue
             pause = LAUNCH_PAUSE * 2 ** (build.launches - 1)
             if build.launched_at and build.launches and self.now() < build.launched_at + pause:

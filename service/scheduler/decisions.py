@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from operator import or_
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from boost_core.config import Layout
 from boost_core.messages import Cause
@@ -34,7 +34,6 @@ from service.scheduler.cluster_snapshot import (
     Gang,
     GangClass,
     JobClass,
-    Line,
     ResizePolicy,
     SchedulerMemory,
     Wait,
@@ -72,8 +71,8 @@ def decide(
     heads: list[Head] = []  # jobs that wait for room on nodes and block the jobs behind them
     # The answer for all jobs of a class, valid until something changes it; and from which place in its class on queued
     # jobs get it.
-    answers: dict[JobClass, Answer] = {}
-    told: dict[JobClass, tuple[int, Explain]] = {}
+    answers: dict[JobClass, Explain] = {}
+    told: dict[JobClass, int] = {}
     # Each in its turn: gangs that wait for workers, jobs that have left the queue, and of each class in it the next
     # one to be asked about, with its place there.
     first_queued = [group.queued[0] for group in memory.classes.values() if group.queued]
@@ -82,9 +81,9 @@ def decide(
 
     def forget_answers(order: tuple[Any, ...]) -> None:
         """End what holds for whole classes, before a place in the queue."""
-        for group, (first, explained) in told.items():
+        for group, first in told.items():
             last = bisect_left(group.queued, order, first, key=ORDER)
-            explained.entries.extend(group.queued[first:last])
+            answers[group].entries.extend(group.queued[first:last])
             if last < len(group.queued):
                 heappush(turns, (group.queued[last].order, group.queued[last], last))
         told.clear()
@@ -94,8 +93,8 @@ def decide(
     late: list[tuple[int, Entry, Explain]] = []  # written once the jobs ahead are known
     while turns:
         order, entry, place = heappop(turns)
-        job, group = entry.job, entry.group
-        if not entry.waits:
+        job, group, queued = entry.job, entry.group, entry.job.state is JobState.QUEUED
+        if job.has_gang:
             if not any(head.nodes & cluster.nodes(job) for head in heads):
                 forget_answers(order)
                 if not _revive(cluster, job, cluster.gangs[job.id]):
@@ -110,23 +109,22 @@ def decide(
             if answer is not None:
                 answers[group] = answer
         if answer is not None:
-            explained, waiting = Explain(answer.message, answer.ahead), [entry]
-            if entry.queued and not answer.admits:
-                told[group] = place, explained
-                waiting = explained.entries
-                actions.append(explained)
+            waiting = [entry]
+            if queued and not answer.admits:
+                told[group], waiting = place, answer.entries
+                actions.append(answer)
             else:
                 cluster.admit(job)
-                late.append((len(actions), entry, explained))
+                late.append((len(actions), entry, answer))
                 actions.append(Wait(job, answer.message))
             if answer.line:
                 answer.line.parts.append(waiting)
         # A class that has been told is not asked again until that is forgotten.
-        if entry.queued and group not in told and place + 1 < len(group.queued):
+        if queued and group not in told and place + 1 < len(group.queued):
             heappush(turns, (group.queued[place + 1].order, group.queued[place + 1], place + 1))
     forget_answers((inf,))
-    for number, entry, explained in late:
-        actions[number] = Wait(entry.job, explained.to(entry))
+    for number, entry, answer in late:
+        actions[number] = Wait(entry.job, answer.to(entry))
     grow(cluster, [head.nodes for head in heads])
     return actions
 
@@ -173,12 +171,12 @@ def keep_up(cluster: ClusterSnapshot) -> None:
                 cluster.resize(job, enough[-1] if enough else smaller[0], cluster.gone, why)
 
     stuck: list[JobRecord] = []
-    for job in cluster.stalled:
+    for job in cluster.queue:
         gang = cluster.gangs[job.id]
-        if gang.target:  # one that has not trained yet holds what it has just as well
-            others = [other for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
-            if others and cluster.room.ranks(cluster.demands[job.id]) < 0:
-                first = others[0]
+        # One that has not trained yet holds what it has just as well.
+        if gang.target and gang.stalled_seconds >= cluster.policy.patience_seconds:
+            first = next((other for other in stuck if cluster.nodes(other) & cluster.nodes(job)), None)
+            if first and cluster.room.ranks(cluster.demands[job.id]) < 0:
                 why = f"because {first.name} ({first.id}), which comes before it, needs its workers"
                 message = f"pauses because {first.id}, which comes before it, needs its workers"
                 cluster.pause(job, message, why if first.tenant == job.tenant else messages.GAVE_WAY)
@@ -186,23 +184,7 @@ def keep_up(cluster: ClusterSnapshot) -> None:
             stuck.append(job)
 
 
-class Answer(NamedTuple):
-    """Why jobs of a class wait.
-
-    Attributes:
-        message: The explanation.
-        admits: Whether they leave the queue nevertheless.
-        line: Where they wait.
-        ahead: Lines of which the jobs so far are counted: the explanation ends with the first of them.
-    """
-
-    message: str
-    admits: bool = False
-    line: Line | None = None
-    ahead: Sequence[Line] = ()
-
-
-def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer | None:
+def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Explain | None:
     """Start a job's gang, or explain what it waits for.
 
     Args:
@@ -214,20 +196,21 @@ def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer 
         What holds for all jobs of its class until something else happens; ``None`` if this has changed something.
     """
     job = entry.job
-    demand, quotas = cluster.demands[job.id], cluster.quotas
+    demand, quotas = cluster.alone(entry), cluster.quotas
+    cluster.demands[job.id] = demand
     possible = cluster.possible(demand)
     if not possible:
-        return Answer(messages.never_fits(cluster, job), admits=True)
+        return Explain(messages.never_fits(cluster, job), admits=True)
     least = possible[0].world_size
     if account := quotas.too_small(job, least):
-        return Answer(messages.short_of_quota(cluster, job, least, account), admits=True)
+        return Explain(messages.short_of_quota(cluster, job, least, account), admits=True)
     # The first account where it has to wait: for room, or behind another job that does.
     accounts = quotas.accounts(job)
-    short = (one for one in accounts if one in quotas.heads or quotas.left(one) < quotas.needs(job, one, least))
+    short = (each for each in accounts if each in quotas.heads or quotas.left(each) < accounts[each] * least - ROUNDING)
     if account := next(short, None):
         line = cluster.lines[account]
         if account in quotas.heads:
-            return Answer(messages.short_of_quota(cluster, job, least, account), line=line, ahead=[line])
+            return Explain(messages.short_of_quota(cluster, job, least, account), [line], line)
         cluster.admit(job)
         # Only gangs that use the quota make room in it.
         resource = account.resource
@@ -257,8 +240,7 @@ def _serve(cluster: ClusterSnapshot, entry: Entry, heads: list[Head]) -> Answer 
     line = cluster.lines[nodes]
     if before:
         ahead = [other for key, other in cluster.lines.items() if isinstance(key, int) and key & nodes]
-        message = messages.held_back(cluster, job, before[0].job, bool(fitting))
-        return Answer(message, line=line, ahead=() if fitting else ahead)
+        return Explain(messages.held_back(cluster, job, before[0].job, bool(fitting)), () if fitting else ahead, line)
     cluster.admit(job)
     preempt_for(cluster, job)
     cluster.actions.append(Wait(job, messages.no_room(cluster, job)))
@@ -374,8 +356,7 @@ def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobR
                 why = f"to make room for {job.name} ({job.id}), which has priority {job.spec.priority}"
             cluster.pause(victims[job_id], f"pauses {reason}", why)
         elif layout != present:
-            message = f"shrinks from {present} to {layout} {reason}"
-            cluster.resize(victims[job_id], layout, Cause.PREEMPTED, message)
+            cluster.resize(victims[job_id], layout, Cause.PREEMPTED, f"shrinks from {present} to {layout} {reason}")
 
 
 # Which gangs grow.
@@ -398,7 +379,7 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
         gang = cluster.gangs[job.id]
         layout = gang.layout
         has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
-        if layout is None or layout != gang.target or job.state is not JobState.RUNNING or not has_steps_to_do:
+        if layout is None or job.state is not JobState.RUNNING or not has_steps_to_do:
             continue
         if any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job)):
             continue
@@ -419,10 +400,11 @@ def grow(cluster: ClusterSnapshot, waiting: Iterable[Nodes]) -> None:
         ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
         if not (ripe or gang.limits_changed):
             cluster.room.place(demand, choice, layout)
-            cluster.keep(job, choice.world_size - gang.allocated)
+            cluster.room.hold(demand, choice.world_size - gang.allocated)
+            cluster.quotas.take(job, choice.world_size - gang.allocated)
             cluster.actions.append(CapacityObserved(job))
             continue
-        part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
-        cluster.room.place(demand, choice, layout, part)
+        near = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
+        cluster.room.place(demand, choice, layout, near)
         cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
-        cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
+        cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", near)

@@ -76,8 +76,7 @@ class Demand:
             needed = {layout: needed_bytes(spec, layout, self._machine) for layout in allowed}
         if beyond is None and basis.node_memory_bytes is not None:
             machine = self._machine
-            short = (layout for layout in allowed if lacking(node_host_bytes(spec, layout, machine), machine))
-            beyond = frozenset(short)
+            beyond = frozenset(layout for layout in allowed if lacking(node_host_bytes(spec, layout, machine), machine))
         beyond = beyond or frozenset()
         self.layouts = tuple(each for each in allowed if needed.get(each, 0) <= self.limit and each not in beyond)
         most = max((needed[layout] for layout in self.layouts), default=0) if self.any_kind else 0
@@ -86,11 +85,10 @@ class Demand:
         self.least_bytes = min(needed.values(), default=0)
         self._needed, self._beyond, self._smallest = needed, beyond, allowed[0]
         self.placement = spec.resources.placement
-        self.smallest_group = min(self.groups(layout)[0] for layout in self.layouts or allowed)
+        self.smallest_group = min(layout.units(self.placement)[0] for layout in self.layouts or allowed)
         self.kind = Kind(self.labels, self.avoid, tuple(self.each.items()))
         self._seconds: dict[Layout, float] = {}
         self._within: dict[float, Demand] = {}
-        self._holding: dict[tuple[Layout | None, ...], Demand] = {}
 
     def within(self, limit: float) -> "Demand":
         """The demand of a gang with a limit, if the job names no kind of GPU."""
@@ -100,16 +98,13 @@ class Demand:
             self._within[limit] = Demand(self._spec, limit, self._needed, self._basis, self._beyond)
         return self._within[limit]
 
-    def holding(self, *layouts: Layout | None) -> "Demand":
-        """The demand of a gang whose limit is unknown but whose layouts are known: the lowest limit that fits them."""
-        if not self.any_kind:
-            return self
-        if layouts not in self._holding:
+    def of_gang(self, limit: float | None, *layouts: Layout | None) -> "Demand":
+        """The demand of a gang with some layouts. If its limit is no longer known: at the lowest that fits them."""
+        if limit is None and self.any_kind:
             of_each = (self._needed.get(one) or needed_bytes(self._spec, one, self._machine) for one in layouts if one)
             needed = max(of_each, default=0)
             limit = min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf)
-            self._holding[layouts] = self.within(limit)
-        return self._holding[layouts]
+        return self if limit is None else self.within(limit)
 
     def limits(self, nodes: Iterable[NodeCapacity]) -> list[float]:
         """The limits that a gang may have on some nodes, lowest first."""
@@ -126,7 +121,7 @@ class Demand:
     def in_words(self) -> str:
         """The job's minimum needs, for messages."""
         layout, resources = self.layouts[0] if self.layouts else self._smallest, self._spec.resources
-        size, _ = self.groups(layout)
+        size, _ = layout.units(self.placement)
         words = gang_in_words(layout.world_size, self.each)
         kind = f" {resources.accelerator_type}" if resources.accelerator_type else ""
         return f"{words}{kind} in groups of {size}" if size > 1 else f"{words}{kind}"
@@ -134,10 +129,6 @@ class Demand:
     def amounts(self, ranks: int) -> dict[str, float]:
         """Resources that a number of ranks take."""
         return {name: amount * ranks for name, amount in self.each.items()}
-
-    def groups(self, layout: Layout) -> tuple[int, int]:
-        """The number of ranks that must share a node, and the number of such groups in a layout."""
-        return layout.units(self.placement)
 
     @cached_property
     def _machine(self) -> Machine:

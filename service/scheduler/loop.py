@@ -33,10 +33,6 @@ HUNG_SECONDS = 120.0  # a scheduler that is busy for longer is not waited for if
 
 _AWAY = "Ray cannot be reached"
 _FAILED = "a pass of the scheduler failed"
-_DATASETS_FAILED = "a pass over the datasets failed"
-_REPORTS_LEFT = "gangs' reports could not be stored between passes"
-_NOT_RENEWED = "the scheduler's lease could not be renewed"
-_NOT_GIVEN_BACK = "the scheduler's lease could not be given back"
 
 
 @contextmanager
@@ -137,7 +133,7 @@ class ReconcileLoop:
                 # Until the next pass, gangs' reports are stored as soon as they announce some.
                 until = time.monotonic() + self._interval
                 try:
-                    with _faults_logged(self._faults, _REPORTS_LEFT):
+                    with _faults_logged(self._faults, "gangs' reports could not be stored between passes"):
                         while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
                             self._busy_since = time.monotonic()
                             if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
@@ -175,7 +171,7 @@ class ReconcileLoop:
                 with self._metrics.seconds.time(), self._metrics.failed.count_exceptions():
                     self._reconciler.tick()
                 self._metrics.good.inc()
-                with _faults_logged(self._faults, _DATASETS_FAILED):  # errors with datasets do not hold up jobs
+                with _faults_logged(self._faults, "a pass over the datasets failed"):  # which does not hold up jobs
                     if self._datasets is not None:
                         self._datasets.tick()
 
@@ -224,7 +220,7 @@ class ReconcileLoop:
                 logger.error("the scheduler has been busy for over %.0f s; it is at:\n%s", HUNG_SECONDS, stack)
             with self._lease_lock:
                 if self._lease is not None and not hung:
-                    with _faults_logged(self._lease_faults, _NOT_RENEWED):
+                    with _faults_logged(self._lease_faults, "the scheduler's lease could not be renewed"):
                         self._leases.renew(self._lease, LEASE_SECONDS)
 
     def _leave(self) -> None:
@@ -232,7 +228,7 @@ class ReconcileLoop:
         with self._lease_lock:
             lease, self._lease, self._reconciler = self._lease, None, None
             if lease is not None:
-                with _faults_logged(self._faults, _NOT_GIVEN_BACK):  # else it runs out
-                    self._leases.give_back(lease)
+                with _faults_logged(self._faults, "the scheduler's lease could not be given back"):  # else it runs out
+                    self._leases.renew(lease, 0.0)
         self._connected = False
         self._gangs.close()

@@ -20,10 +20,9 @@ def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """The job is too large for all nodes together."""
     demand = cluster.demands[job.id]
     if not demand.layouts and demand.lacks_hosts:
-        return (
-            f"needs {demand.in_words}; every layout that fits those GPUs needs more memory on a node's host than nodes "
-            "had when the job was submitted; clone it to plan for the nodes there are now"
-        )
+        lacking = "every layout that fits those GPUs needs more memory on a node's host than nodes had"
+        remedy = "clone it to plan for the nodes there are now"
+        return f"needs {demand.in_words}; {lacking} when the job was submitted; {remedy}"
     if not demand.layouts:
         needed, there = demand.least_bytes / GIB, demand.limit / GIB
         message = f"needs {demand.in_words}, and {needed:.1f} GiB of memory per rank; the GPUs that it may use have"
@@ -65,8 +64,7 @@ def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account
 def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """The job waits for others to make room or to end."""
     nodes = cluster.nodes(job)
-    message = f"needs {cluster.demands[job.id].in_words}; {_free(cluster, job)}"
-    message += _unusable_room(cluster, job, cluster.room)
+    message = _needs(cluster, job) + _unusable_room(cluster, job, cluster.room)
     if leaving := [other for other in cluster.leaving() if cluster.nodes(other) & nodes]:
         return f"{message}; {_named(job, leaving)} make{'' if len(leaving) > 1 else 's'} room"
     holders = [other for other in cluster.queue if cluster.nodes(other) & nodes]
@@ -82,16 +80,17 @@ def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: b
         head: The job that comes before it and is waiting itself.
         fits: Whether there is room for it now.
     """
-    message = f"needs {cluster.demands[job.id].in_words}; {_free(cluster, job)}"
     if fits:
-        return f"{message}; it might delay {_named(job, [head])}, which comes before it"
-    return f"{message}; behind {_named(job, [head])}"
+        return f"{_needs(cluster, job)}; it might delay {_named(job, [head])}, which comes before it"
+    return f"{_needs(cluster, job)}; behind {_named(job, [head])}"
 
 
-def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
+def _needs(cluster: ClusterSnapshot, job: JobRecord) -> str:
+    """What a job needs, and how much of that is free."""
     demand, room = cluster.demands[job.id], cluster.room
     total = room.total(room.nodes_for(demand))
-    return ", ".join(f"{room.free(demand, name):g} of {total.get(name, 0):g} {name} free" for name in demand.each)
+    free = ", ".join(f"{room.free(demand, name):g} of {total.get(name, 0):g} {name} free" for name in demand.each)
+    return f"needs {demand.in_words}; {free}"
 
 
 def _unusable_room(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:

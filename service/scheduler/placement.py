@@ -5,10 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import reduce
 from itertools import compress
-from operator import ne, or_
-from typing import NamedTuple
+from operator import ne
 
 from boost_core.config import Layout
 from boost_core.plan import resolve
@@ -22,19 +20,6 @@ Nodes = int  # a set of nodes as a bit mask, because such sets are compared all 
 Free = tuple[tuple[str, float], ...]  # free resources of a node, by Ray's names
 
 
-class Part(NamedTuple):
-    """A part of the network.
-
-    Attributes:
-        labels: Labels that distinguish its nodes; none for the whole network.
-        nodes: Numbers of its nodes; ``None``: all.
-    """
-
-    labels: Labels = ()
-    nodes: frozenset[int] | None = None
-
-
-_WHOLE = Part()
 _SELECTABLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # values that Ray's selectors accept
 
 
@@ -80,8 +65,6 @@ class Room:
         for number, (left, node) in enumerate(zip(self._free, self._nodes, strict=True)):
             self._equal[left] |= 1 << number
             self._equal_totals[_of_ranks(node.total)] |= 1 << number
-        self._reported = dict(self._equal)
-        self._to_come = [dict(left) for left in self._free] if topology else []
         # For each level of the topology, the node numbers of its parts by their labels, those of outer levels included.
         self._parts: list[dict[Labels, set[int]]] = [defaultdict(set) for _ in topology]
         for number, node in enumerate(self._nodes):
@@ -91,6 +74,7 @@ class Room:
                 if _SELECTABLE.fullmatch(value):
                     labels += ((label, value),)
                     parts[labels].add(number)
+        self.renew(free, ())
 
     def renew(self, free: Sequence[Mapping[str, float]], allocated: Iterable[tuple[Demand, int]]) -> None:
         """Begin another pass over the same nodes.
@@ -146,20 +130,13 @@ class Room:
 
     def by_slots(self, demand: Demand) -> Mapping[int, Nodes]:
         """The nodes by how many of a job's ranks they can hold, without those that hold none."""
-        kind = demand.kind
-        self._asked.add(kind)
-        index = self._index.get(kind)
+        usable, index = self.nodes_for(demand), self._index.get(demand.kind)
         if index is None:
-            index, usable = defaultdict(int), self.nodes_for(demand)
+            index = self._index[demand.kind] = defaultdict(int)
             for left, equal in self._equal.items():
                 if (nodes := equal & usable) and (slots := copies(dict(left), demand.each)) > 0:
                     index[slots] |= nodes
-            self._index[kind] = index
         return index
-
-    def holding(self, demand: Demand, ranks: int) -> Nodes:
-        """The nodes that can hold at least this many of a job's ranks."""
-        return reduce(or_, (nodes for slots, nodes in self.by_slots(demand).items() if slots >= ranks), 0)
 
     def slots(self, demand: Demand) -> list[int]:
         """How many of a job's ranks each node can hold, in no order, without nodes that hold none."""
@@ -187,8 +164,10 @@ class Room:
         size, count = self._lacking(demand, layout, own)
         return sum(slots // size * nodes.bit_count() for slots, nodes in self.by_slots(demand).items()) >= count
 
-    def nearest(self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()) -> Part:
-        """The innermost part of the network with room for all of a gang; of several, the one with the least room.
+    def nearest(
+        self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()
+    ) -> Labels:
+        """Labels of the innermost part of the network that has room for a gang; of several, that with the least room.
 
         Args:
             demand: The job's demand.
@@ -197,24 +176,22 @@ class Room:
             beside: Its present nodes, which must be in the same part.
 
         Returns:
-            The whole network if no part has room, the gang needs none, or it is to be spread.
+            No labels, for the whole network, if no part has room, the gang needs none, or it is to be spread.
         """
         size, count = self._lacking(demand, layout, own)
         if not self._topology or count <= 0 or demand.placement == "SPREAD":
-            return _WHOLE
-        groups = [  # on each node, once starting gangs have their places
-            min(slot, max(0, copies(left, demand.each))) // size if slot else 0
-            for slot, left in zip(self._each_nodes_slots(demand), self._to_come, strict=True)
-        ]
+            return ()
+        # On each node, once starting gangs have their places.
+        each = zip(self._each_nodes_slots(demand), self._to_come, strict=True)
+        groups = [min(slot, max(0, copies(left, demand.each))) // size if slot else 0 for slot, left in each]
         names = frozenset(beside)
         present = {number for number, node in enumerate(self._nodes) if node.node_id in names}
         for parts in reversed(self._parts):
             room = {labels: sum(groups[number] for number in nodes) for labels, nodes in parts.items()}
             fitting = [(left, labels) for labels, left in room.items() if left >= count and present <= parts[labels]]
             if fitting:
-                labels = min(fitting)[1]
-                return Part(labels, frozenset(parts[labels]))
-        return _WHOLE
+                return min(fitting)[1]
+        return ()
 
     def expect(self, demand: Demand, layout: Layout, own: Layout | None, near: Labels) -> None:
         """Reserve room in ``nearest`` for a gang that is about to get workers, which nodes may not show yet.
@@ -229,14 +206,14 @@ class Room:
                     _subtract(left, demand.each, groups * size)
                     count -= groups
 
-    def place(self, demand: Demand, layout: Layout, own: Layout | None = None, part: Part | None = None) -> None:
+    def place(self, demand: Demand, layout: Layout, own: Layout | None = None, near: Labels = ()) -> None:
         """Take what a gang needs beyond what it has from the nodes, or from a part's; ``hold`` counts the totals.
 
-        Arguments as for ``fits``.
+        Arguments as for ``fits``, and the labels of the part.
         """
         within = self._everywhere
-        if part is not None and part.nodes is not None:
-            within = sum(1 << number for number in part.nodes)
+        if near:
+            within = sum(1 << number for parts in self._parts for number in parts.get(near, ()))
         changed: dict[tuple[Free, int], list[int]] = defaultdict(list)
         # Numbers of nodes and of the ranks on each, as ``resolve.place`` chooses them; the gang's own come last.
         taken = list[tuple[int, int]]()
@@ -249,13 +226,13 @@ class Room:
                 raise AssertionError(f"{layout} was placed where it does not fit")
             taken = [(number, ranks) for number, ranks in enumerate(placed[: len(present)]) if ranks]
         else:
-            size, count = demand.groups(layout)
+            size, count = layout.units(demand.placement)
             room: dict[int, Nodes] = defaultdict(int)  # nodes by how many groups they can hold
             for slots, nodes in self.by_slots(demand).items():
                 if slots >= size and nodes & within:
                     room[slots // size] |= nodes & within
             if own:
-                own_size, own_count = demand.groups(own)
+                own_size, own_count = own.units(demand.placement)
                 if own_size >= size:
                     room[own_size // size] |= ((1 << own_count) - 1) << len(self._nodes)
             while count:  # onto few nodes: the smallest that holds all of the rest, or else the largest
@@ -336,9 +313,9 @@ class Room:
     @staticmethod
     def _lacking(demand: Demand, layout: Layout, own: Layout | None) -> tuple[int, int]:
         """The ranks per group, and the number of groups that a gang lacks."""
-        size, count = demand.groups(layout)
+        size, count = layout.units(demand.placement)
         if own:
-            own_size, own_count = demand.groups(own)
+            own_size, own_count = own.units(demand.placement)
             count -= own_size // size * own_count
         return size, count
 

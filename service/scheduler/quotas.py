@@ -9,14 +9,11 @@ can take what it has already found.
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from service.jobs.model import JobRecord
 from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING
-
-_NO_LIMITS: Mapping[str, Amounts] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,8 @@ class Limits:
         queues: Quota of each queue.
     """
 
-    tenants: Mapping[str, Amounts] = field(default_factory=lambda: _NO_LIMITS)
-    queues: Mapping[str, Amounts] = field(default_factory=lambda: _NO_LIMITS)
+    tenants: Mapping[str, Amounts] = field(default_factory=dict)
+    queues: Mapping[str, Amounts] = field(default_factory=dict)
 
 
 class Account(NamedTuple):
@@ -60,18 +57,16 @@ class Quotas:
     reserved: dict[Account, dict[str, float]] = field(default_factory=lambda: defaultdict(dict), init=False)
     _accounts: dict[tuple[str, str], list[Account]] = field(default_factory=dict, init=False)
 
-    def accounts(self, job: JobRecord) -> list[Account]:
-        """What a job draws on that is limited, in the order in which it has to find room there."""
+    def accounts(self, job: JobRecord) -> dict[Account, float]:
+        """What each rank of a job takes of what is limited, in the order in which the job has to find room there."""
         key, each = (job.tenant, job.queue), self.demand(job).each
         if key not in self._accounts:
-            holders = (
-                (f"tenant {job.tenant}", self.limits.tenants.get(job.tenant, {})),
-                (f"queue {job.queue}", self.limits.queues.get(job.queue, {})),
-            )
+            of_tenant, of_queue = self.limits.tenants.get(job.tenant, {}), self.limits.queues.get(job.queue, {})
+            holders = (f"tenant {job.tenant}", of_tenant), (f"queue {job.queue}", of_queue)
             new = {Account(holder, name): amounts[name] for holder, amounts in holders for name in sorted(amounts)}
             self.limit |= new
             self._accounts[key] = list(new)
-        return [account for account in self._accounts[key] if account.resource in each]
+        return {account: each[account.resource] for account in self._accounts[key] if account.resource in each}
 
     def left(self, account: Account) -> float:
         """How much is neither allocated nor reserved."""
@@ -79,27 +74,22 @@ class Quotas:
 
     def take(self, job: JobRecord, ranks: int) -> None:
         """Count ranks as allocated."""
-        each = self.demand(job).each
-        for account in self.accounts(job):
-            self.allocated[account] += each[account.resource] * ranks
+        for account, amount in self.accounts(job).items():
+            self.allocated[account] += amount * ranks
 
     def keep(self, job: JobRecord, ranks: int, until: Account | None = None) -> None:
         """Keep room for a job, in all its accounts or in those that come before one."""
-        each = self.demand(job).each
-        for account in self.accounts(job):
+        for account, amount in self.accounts(job).items():
             if account == until:
                 return
-            self.reserved[account][job.id] = each[account.resource] * ranks
+            self.reserved[account][job.id] = amount * ranks
 
     def allows(self, job: JobRecord, ranks: int) -> bool:
         """Whether there is room for some more ranks of a job; always for none."""
-        return ranks <= 0 or all(self.left(each) >= self.needs(job, each, ranks) for each in self.accounts(job))
+        accounts = self.accounts(job).items()
+        return ranks <= 0 or all(self.left(each) >= amount * ranks - ROUNDING for each, amount in accounts)
 
     def too_small(self, job: JobRecord, ranks: int) -> Account | None:
         """The first account that could not hold a gang of this many ranks even if it were empty."""
-        accounts = self.accounts(job)
-        return next((one for one in accounts if self.limit[one] < self.needs(job, one, ranks)), None)
-
-    def needs(self, job: JobRecord, account: Account, ranks: int) -> float:
-        """How much of an account some ranks of a job need."""
-        return self.demand(job).each[account.resource] * ranks - ROUNDING
+        accounts = self.accounts(job).items()
+        return next((each for each, amount in accounts if self.limit[each] < amount * ranks - ROUNDING), None)

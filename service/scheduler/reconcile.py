@@ -129,7 +129,7 @@ class GangMemory:
         """
         gang, now = Gang(None, target, limit=limit, near=near), self.clock()
         self.entries[job.id] = GangEntry(attempt, gang, job.spec.elasticity, now, now, now, stored)
-        return replace(gang.orders(job.spec, job.basis), unusable=self.unusable, steers=tuple(job.steers))
+        return self.orders(job)
 
     def takes_part(self, job: JobRecord) -> bool:
         """Whether a job has or wants resources. A gang that only keeps a state does not, unless it has lost it."""
@@ -153,14 +153,11 @@ class GangMemory:
     def saw(self, job: JobRecord, status: GangStatus) -> None:
         """Note a gang's status."""
         entry, now = self.entries[job.id], self.clock()
-        if status.phase is not GangPhase.STARTING or job.state is JobState.SCHEDULING:
+        starting, waiting = status.phase is GangPhase.STARTING, status.phase is GangPhase.WAITING
+        if not starting or job.state is JobState.SCHEDULING:  # one that trains appears to start when slow to answer
             entry.seen_at = now
-        if status.phase is GangPhase.WAITING:
-            self._change(entry, replace(entry.gang, layout=None, waiting=True))
-        elif status.phase is not GangPhase.STARTING:
-            self._change(entry, replace(entry.gang, layout=status.layout, waiting=False))
-        elif job.state is JobState.SCHEDULING:  # a training gang only appears as STARTING when it is slow to answer
-            self._change(entry, replace(entry.gang, waiting=False))
+            layout = None if waiting else entry.gang.layout if starting else status.layout
+            self._change(entry, replace(entry.gang, layout=layout, waiting=waiting))
         if status.phase is GangPhase.RECOVERING:
             entry.changed_at = now
         # It looks for any workers it needs, unless it must stop first because its replicas' layout is to change.
@@ -276,7 +273,7 @@ class Reconciler:
         with_gangs, entries = {job.id for job in jobs if job.has_gang}, self._memory.entries
         self._memory.entries = {job_id: entry for job_id, entry in entries.items() if job_id in with_gangs}
         jobs = [job for job in jobs if self._memory.takes_part(job)]
-        gangs, nodes = self._memory.gangs([job for job in jobs if job.has_gang]), self._gangs.nodes()
+        gangs, nodes = self._memory.gangs(jobs), self._gangs.nodes()
         self._memory.unusable = tuple(sorted(node.node_id for node in nodes if node.unusable is not None))
         # The nodes for other processes to show, and old requests, each when it is due.
         now, shown = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
@@ -298,18 +295,15 @@ class Reconciler:
         ]
         now, roomy = self._clock(), [action.job.id for action in actions if isinstance(action, CapacityObserved)]
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in roomy}
-        explained: list[Explain] = []
+        explained = [action for action in actions if isinstance(action, Explain)]
         launched = {action.job.id for action in actions if isinstance(action, Launch)}
         waits = (each.job.id for each in actions if isinstance(each, Admit | Wait))
         waiting = dict.fromkeys(job_id for job_id in waits if job_id not in launched)
         put_off = set([*waiting][_MOST_TOLD_TO_WAIT:])
         for action in actions:
-            if isinstance(action, Explain):
-                explained.append(action)
+            if isinstance(action, Explain) or action.job.id in put_off:
                 continue
             job = action.job
-            if job.id in put_off:
-                continue
             with self._apart(job.id, job.attempt, job.traceparent):
                 match action:
                     case Admit():
@@ -320,7 +314,7 @@ class Reconciler:
                         attempt = job.attempt + 1
                         # With what its user has changed since the pass began: from here on a gang makes such changes.
                         present = self._change(job, Reason.GANG_STARTING, message, attempt)
-                        self._start_gang(present, attempt, self._memory.start(job, attempt, layout, limit, near))
+                        self._start_gang(present, self._memory.start(job, attempt, layout, limit, near))
                     case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                         logger.info("%s: %s", job.id, message)
                         self._memory.order(job.id, layout, cause, limit, near)
@@ -338,10 +332,9 @@ class Reconciler:
                 job = entry.job
                 has_turn = (self._passes - (job.arrival or 0)) % turns == 0
                 first = number == 0 and len(explained) <= _MOST_EXPLAINED
-                if has_turn or first or job.waiting_for is None:
-                    message = each.to(entry)
-                    if message != job.waiting_for:
-                        news[job.id] = message
+                due = has_turn or first or job.waiting_for is None
+                if due and (message := each.to(entry)) != job.waiting_for:
+                    news[job.id] = message
         if news:
             self._store.explain(news)
         if self._autoscaling:
@@ -418,7 +411,7 @@ class Reconciler:
                 elif job.pause_requested:
                     self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
                 else:  # it is in the record, but the previous service died before starting it
-                    self._start_gang(job, job.attempt, self._memory.orders(job))
+                    self._start_gang(job, self._memory.orders(job))
         self._record(answered)
 
     def _record(self, answered: Sequence[tuple[JobRecord, GangStatus]]) -> None:
@@ -488,19 +481,16 @@ class Reconciler:
             held = {job_id: until for job_id, until in self._memory.held.items() if until > now}
             self._memory.held = held | {job.id: now + pause}
             later = f" in {pause:g} s" if pause else ""
-            message = f"{what}, through no fault of the job, which gets a new one{later}"
-            self._change(job, Reason.GANG_LOST, message)
+            self._change(job, Reason.GANG_LOST, f"{what}, through no fault of the job, which gets a new one{later}")
         else:
-            message = (
-                f"{what}, the {lost}th within {window:g} s and without a new checkpoint; something ends the gangs' "
-                f"supervisors (the last message: {job.message}): see the logs of the service and of Ray's head, "
-                f"and then: boost retry {job.id}"
-            )
+            cause = f"something ends the gangs' supervisors (the last message: {job.message})"
+            remedy = f"see the logs of the service and of Ray's head, and then: boost retry {job.id}"
+            message = f"{what}, the {lost}th within {window:g} s and without a new checkpoint; {cause}: {remedy}"
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
-    def _start_gang(self, job: JobRecord, attempt: int, orders: Orders) -> None:
+    def _start_gang(self, job: JobRecord, orders: Orders) -> None:
         checkpoint = job.spec.checkpoint.model_copy(update={"url": job.checkpoint_url})
-        tag = JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
+        tag = JobTag(job.id, job.attempt, job.name, job.tenant, job.submitted_by)
         self._gangs.launch(tag, job.spec.model_copy(update={"checkpoint": checkpoint}), orders, job.basis)
 
     @contextmanager

@@ -203,14 +203,13 @@ class SweepDriver:
         return sum(trial.state is TrialState.FAILED for trial in shown) > request.max_failures
 
     def _stop_job(self, job: JobRecord, why: str) -> bool:
-        store = self.record.jobs
+        if job.pause_requested and job.state is not JobState.PAUSED:
+            return False  # it is about to pause
         try:
             if job.state is JobState.PAUSED:
-                store.request_cancel(job.id, why)
-            elif not job.pause_requested:
-                store.request_pause(job.id)
+                self.record.jobs.request_cancel(job.id, why)
             else:
-                return False  # it is about to pause
+                self.record.jobs.request_pause(job.id)
         except AlreadyFinished:
             return False
         return True
@@ -219,11 +218,9 @@ class SweepDriver:
         """Judge the trial whose turn it is, if its job has come far enough."""
         request = view.sweep.spec
         milestones = {number: request.milestones(job.spec) for number, job in view.jobs.items()}
-        turns = [
-            (sweep_study.next_milestone(trial, milestones.setdefault(trial.number, [0])), trial)
-            for trial in view.running
-            if trial.number in view.jobs or sweep_study.REFUSED in trial.user_attrs  # others have yet to be submitted
-        ]
+        # Those with a job, and those that were refused; others have yet to be submitted.
+        tried = (each for each in view.running if each.number in view.jobs or sweep_study.REFUSED in each.user_attrs)
+        turns = [(sweep_study.next_milestone(each, milestones.setdefault(each.number, [0])), each) for each in tried]
         while turns:
             turns.sort()
             (_, number, step), trial = turns.pop(0)
@@ -250,8 +247,7 @@ class SweepDriver:
         if sweep_study.REFUSED in trial.user_attrs:
             return None, str(trial.user_attrs[sweep_study.REFUSED])
         job, metric = view.jobs[trial.number], view.sweep.spec.metric
-        value = self.record.value(job, metric, step)
-        if value is not None:
+        if (value := self.record.value(job, metric, step)) is not None:
             number = float(value)
             return (number, None) if math.isfinite(number) else (None, f"its {metric} at step {step} is {number}")
         if job.state in (JobState.FAILED, JobState.CANCELLED):

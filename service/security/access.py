@@ -6,11 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import fsspec
+
 from boost_core.config import JobSpec
 from boost_core.config.storage import confine, is_local
 from boost_core.config.training import BYTES, SourceConfig
 from service.models.problems import FieldError
-from service.security.secrets import SecretReference, configure_fsspec, load
+from service.security.secrets import SecretReference, load
+
+# The node's own settings for s3://, except for credentials.
+_CREDENTIALS = {"key", "secret", "token", "username", "password", "profile", "anon"}
+_OF_THE_NODE = {name: value for name, value in fsspec.config.conf.get("s3", {}).items() if name not in _CREDENTIALS}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Access:
         """
         confine(self.folders)
         if self.secret is not None:
-            configure_fsspec(load(self.secret))
+            fsspec.config.conf["s3"] = {**_OF_THE_NODE, **load(self.secret).storage_options()}
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,6 @@ class AccessRules:
 # Which places a job may name: those under the prefixes that the operator allows for its tenant.
 
 _LONGEST_VALUE = 200  # characters of a refused place that are shown
-_MAGIC = re.compile(r"[*?\[]")
 
 
 def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
@@ -101,20 +106,16 @@ def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | 
 def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the fields of a job that name places, with these."""
     data, checkpoint = spec.data, spec.checkpoint
-    sources: list[tuple[str, SourceConfig]] = [
+    sources: list[tuple[str, SourceConfig | None]] = [
         *((f"data.mixture[{number}]", each) for number, each in enumerate(data.mixture)),
         *((f"data.validation[{number}]", each) for number, each in enumerate(data.validation)),
+        ("data.source", data.source),
     ]
-    if data.source is not None:
-        sources.append(("data.source", data.source))
     for field, source in sources:
-        yield from ((f"{field}.paths[{number}]", path) for number, path in enumerate(source.paths))
-    places = {
-        "data.tokenizer": None if data.tokenizer == BYTES else data.tokenizer,
-        "checkpoint.url": checkpoint.url,
-        "checkpoint.continue_from": checkpoint.continue_from,
-        "checkpoint.weights_from": checkpoint.weights_from,
-    }
+        if source is not None:
+            yield from ((f"{field}.paths[{number}]", path) for number, path in enumerate(source.paths))
+    places = {"data.tokenizer": None if data.tokenizer == BYTES else data.tokenizer}
+    places |= {f"checkpoint.{name}": getattr(checkpoint, name) for name in ("url", "continue_from", "weights_from")}
     yield from ((field, place) for field, place in places.items() if place is not None)
 
 
@@ -127,7 +128,7 @@ def _problem(named: str, folders: Sequence[Sequence[str]]) -> str | None:
         return "the path is not absolute, so it would be a different place on each node"
     # Matches of a pattern are in the folder before its first wildcard; but if a file has that very name, the
     # pattern means that file, which may be a link.
-    magic = _MAGIC.search(named)
+    magic = re.search(r"[*?\[]", named)
     above = named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
     try:
         places = [_place(named), _place(above)]

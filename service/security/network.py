@@ -18,30 +18,25 @@ def check_exposure(settings: Settings) -> None:
     """
     if settings.tls_cert is not None or settings.tls_key is not None:
         if settings.tls_cert is None or settings.tls_key is None:
-            raise UnsafeExposure(
-                "TLS needs both --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY); give the missing one"
-            )
+            needed = "--tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY)"
+            raise UnsafeExposure(f"TLS needs both {needed}; give the missing one")
         if not settings.tls:
             raise UnsafeExposure("--no-tls (BOOST_TLS=false) and a certificate were given; give only one of them")
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
         except OSError as error:  # ssl's own errors are among these
-            raise UnsafeExposure(
-                f"the certificate {settings.tls_cert} with the key {settings.tls_key} cannot be used: "
-                f"{error.strerror or error}; give readable PEM files that belong together"
-            ) from error
+            problem = f"the certificate {settings.tls_cert} with the key {settings.tls_key} cannot be used"
+            remedy = "give readable PEM files that belong together"
+            raise UnsafeExposure(f"{problem}: {error.strerror or error}; {remedy}") from error
     if is_loopback(settings.host):
         return
     if not settings.auth:
-        raise UnsafeExposure(
-            f"without authentication the service listens only on the loopback address, not on {settings.host}; "
-            "leave out --no-auth (BOOST_AUTH=false), or --host (BOOST_HOST)"
-        )
+        problem = f"without authentication the service listens only on the loopback address, not on {settings.host}"
+        raise UnsafeExposure(f"{problem}; leave out --no-auth (BOOST_AUTH=false), or --host (BOOST_HOST)")
     if settings.tls and settings.tls_cert is None:
-        raise UnsafeExposure(
-            f"on {settings.host} others can read the traffic; give --tls-cert and --tls-key "
-            "(BOOST_TLS_CERT, BOOST_TLS_KEY), or --no-tls (BOOST_TLS=false) if a proxy in front of it terminates TLS"
-        )
+        problem = f"on {settings.host} others can read the traffic"
+        remedy = "give --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY), or --no-tls (BOOST_TLS=false)"
+        raise UnsafeExposure(f"{problem}; {remedy} if a proxy in front of it terminates TLS")
 
 
 def is_loopback(host: str) -> bool:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import fsspec
-
 from service.security.redaction import SHORTEST, register_secrets
 
 REQUIRED = ("access_key_id", "secret_access_key")
@@ -27,13 +25,6 @@ _PUBLIC = frozenset({"base_url", "endpoint_url", "region", "tracking_uri", "user
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REMEDY = "ask the operator of the service to correct it"
-
-# The node's own settings for s3://, except for credentials.
-_OF_THE_NODE = {
-    name: value
-    for name, value in fsspec.config.conf.get("s3", {}).items()
-    if name not in ("key", "secret", "token", "username", "password", "profile", "anon")
-}
 
 
 class SecretUnusable(ValueError):
@@ -107,10 +98,8 @@ def read(reference: SecretReference, required: Iterable[str], optional: Iterable
     """
     folder = Path(reference.folder) / reference.tenant / reference.name
     if not folder.is_dir():
-        raise SecretUnusable(
-            f"tenant {reference.tenant!r} has no secret of that name; correct credentials, or ask the operator "
-            "of the service to add it"  # the given name is not shown, because it may be the secret itself
-        )
+        problem = f"tenant {reference.tenant!r} has no secret of that name"  # the name may be the secret itself
+        raise SecretUnusable(f"{problem}; correct credentials, or ask the operator of the service to add it")
     present = [name for name in optional if (folder / name).exists()]
     values = {}
     for name in (*required, *present):
@@ -129,8 +118,3 @@ def read(reference: SecretReference, required: Iterable[str], optional: Iterable
         values[name] = value
     register_secrets(value for name, value in values.items() if name not in _PUBLIC)
     return values
-
-
-def configure_fsspec(secret: Secret) -> None:
-    """Make this whole process use a secret for ``s3://``; for processes that work for one job only."""
-    fsspec.config.conf["s3"] = {**_OF_THE_NODE, **secret.storage_options()}

@@ -7,6 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import product
+from operator import methodcaller
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -22,8 +25,8 @@ from service.models.cluster import TargetGroup, TargetLabels
 from service.telemetry.jobs import LABELS, OF_ALL, OF_STARTED, Family, Row, Seen, families
 from service.telemetry.process import ProcessMetrics
 
-_RESOURCES = ("CPU", "GPU")
 _END = "# EOF\n"  # of OpenMetrics
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})  # of a label's value as it is written
 _QUEUE_STATES = (JobState.QUEUED, JobState.SCHEDULING, JobState.RUNNING)
 FAILED_FOR = timedelta(hours=1)  # that a job's failure is shown
 MOST_FAILED = 200  # shown at once, the newest
@@ -54,11 +57,9 @@ class TenantCollector(Collector):
 
         states = [((state,), count) for state, count in store.counts(tenant).items()]
         yield Family("boost_jobs", "Jobs in each state.", ("state",), states)
-        failed = [
-            ((job.id, job.name, job.tenant, job.reason), job.finished_at.timestamp())
-            for job in store.failed_since(now - FAILED_FOR, MOST_FAILED, tenant)
-            if job.finished_at is not None
-        ]
+        recent = store.failed_since(now - FAILED_FOR, MOST_FAILED, tenant)
+        ended = ((job, job.finished_at) for job in recent if job.finished_at is not None)
+        failed = [((job.id, job.name, job.tenant, job.reason), at.timestamp()) for job, at in ended]
         of_failed = "When the job FAILED; for an hour."
         yield Family("boost_job_failed_timestamp_seconds", of_failed, (*LABELS, "reason"), failed)
 
@@ -66,8 +67,7 @@ class TenantCollector(Collector):
         left_out = max(0, sum(each.jobs for each in backlog) - len(labelled))
         of_left_out = "Jobs that have not ended and whose own metrics are left out."
         yield Family("boost_jobs_left_out", of_left_out, rows=[((), left_out)])
-        of_jobs = [(labels, seen.job) for labels, seen in labelled]
-        infos = [((*labels, job.queue, job.spec.model.family, job.state), 1) for labels, job in of_jobs]
+        infos = [((*labels, job.queue, job.spec.model.family, job.state), 1) for labels, (job, _) in labelled]
         info_labels = (*LABELS, "queue", "family", "state")
         yield Family("boost_job_info", "A job that has not ended; always 1.", info_labels, infos)
         yield from families(OF_ALL, labelled)
@@ -98,9 +98,8 @@ class TenantCollector(Collector):
         yield Family("boost_queue_oldest_wait_seconds", longest, ("queue",), oldest)
 
         # The GPUs that the gangs of each queue and tenant hold, and how many they may hold.
-        limited = (
-            {"queue": queues, "tenant": tenants} if tenant is None else {"tenant": {tenant: tenants.get(tenant, {})}}
-        )
+        of_tenants = tenants if tenant is None else {tenant: tenants.get(tenant, {})}
+        limited = {"queue": queues, "tenant": of_tenants} if tenant is None else {"tenant": of_tenants}
         for what, limits in limited.items():
             allocated: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
             for each in backlog:  # also of those that hold none
@@ -139,10 +138,8 @@ class ServiceCollector(Collector):
             seen_at = [((), time.timestamp())]
             draining = sum(node["draining"] for node in nodes)
             alive = [(("alive",), len(nodes) - draining), (("draining",), draining)]
-            for resource in _RESOURCES:
-                for condition in ("total", "free"):
-                    amount = sum(node[condition].get(resource, 0) for node in nodes)
-                    resources.append(((resource, condition), amount))
+            for kind in product(("CPU", "GPU"), ("total", "free")):
+                resources.append((kind, sum(node[kind[1]].get(kind[0], 0) for node in nodes)))
         yield Family("boost_cluster_seen_timestamp_seconds", "When the scheduler last saw the cluster.", (), seen_at)
         yield Family("boost_cluster_nodes", "Nodes that stay, and nodes about to leave.", ("condition",), alive)
         of_resources = "Resources of all nodes, and the unused part."
@@ -163,7 +160,8 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
     """
     encode, media_type = choose_encoder(accept)
     renamed = media_type.endswith(("escaping=dots", "escaping=values"))  # even legal names
-    parts, escaped, numbers = list[str](), _Escaped(), _Numbers()
+    # Many lines share a few values of labels and of metrics.
+    parts, escaped, number = list[str](), cache(methodcaller("translate", _ESCAPES)), cache(floatToGoString)
     for metric in collector.collect():
         if renamed or not isinstance(metric, Family):
             parts.append(encode(_Only(metric)).decode().removesuffix(_END))
@@ -175,27 +173,10 @@ def exposition(collector: Collector, accept: str) -> tuple[bytes, str]:
             name = metric.name + ("_total" if metric.type == "counter" else "")
             line = f"{name}{{{words}}} %s\n" if order else f"{name} %s\n"
             for values, value in metric.rows:
-                parts.append(line % (*[escaped[values[index]] for index in order], numbers[value]))
+                parts.append(line % (*[escaped(values[index]) for index in order], number(value)))
     if media_type.startswith("application/openmetrics-text"):
         parts.append(_END)
     return "".join(parts).encode(), media_type
-
-
-class _Escaped(dict[str, str]):
-    """Values of labels as they are written."""
-
-    def __missing__(self, value: str) -> str:
-        self[value] = text = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-        return text
-
-
-class _Numbers(dict[float, str]):
-    """Values of metrics as they are written; many lines share a few."""
-
-    def __missing__(self, value: float) -> str:
-        text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
-        self[value] = text
-        return text
 
 
 @dataclass(frozen=True)

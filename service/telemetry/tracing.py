@@ -55,22 +55,17 @@ def phases(events: Sequence[JobEvent]) -> Iterator[Phase]:
     Args:
         events: Its changes of state, in order.
     """
-    names: list[str] = []
+    begun: list[tuple[str, datetime]] = []
     for event in events:
         match event.data["state"], event.data["reason"]:
-            case JobState.QUEUED, _:
-                names.append("queued")
-            case JobState.SCHEDULING, Reason.GANG_STARTING:
-                names.append("start gang")
-            case JobState.SCHEDULING, _:
-                names.append("place")
+            case JobState.SCHEDULING, reason:
+                name = "start gang" if reason == Reason.GANG_STARTING else "place"
             case state, _:
-                names.append(str(state))
-    begun = [number for number, name in enumerate(names) if number == 0 or name != names[number - 1]]
-    last_queued = max((number for number in begun if names[number] == "queued"), default=0)
-    changes = [number for number in begun if number >= last_queued]
-    for number, following in pairwise(changes):
-        yield Phase(names[number], events[number].time, events[following].time)
+                name = "queued" if state == JobState.QUEUED else str(state)
+        if not begun or name != begun[-1][0]:
+            begun = [*(begun if name != "queued" else ()), (name, event.time)]
+    for (name, start), (_, end) in pairwise(begun):
+        yield Phase(name, start, end)
 
 
 class Tracing:
@@ -185,10 +180,5 @@ class TracedRequests:
 
 
 def _about(job: JobRecord) -> dict[str, str | int | float]:
-    return {
-        "boost.job.id": job.id,
-        "boost.job.name": job.name,
-        "boost.job.attempt": job.attempt,
-        "boost.tenant": job.tenant,
-        "boost.queue": job.queue,
-    }
+    of_job = {f"boost.job.{name}": getattr(job, name) for name in ("id", "name", "attempt")}
+    return of_job | {"boost.tenant": job.tenant, "boost.queue": job.queue}

@@ -65,17 +65,16 @@ def deliver(store: JobStore, progress: TrackerStore, tracked: Tracked, tracker: 
         job = store.get(tracked.job_id)  # read before its events: later events are left for next time
         events = store.events(tracked.job_id, tracked.event_id, BATCH, _SENT)
         whole = len(events) < BATCH
-        after = replace(tracked, version=job.version) if whole else tracked
+        after = replace(tracked, version=job.version if whole else tracked.version, **_DELIVERED)
         if events:
             marks = dict(tracked.marks)
             entries = [entry_of(event, marks) for event in events]
             try:
                 kept = tracker.send(Batch(job, entries), tracked.kept)
             except NotYet:
-                progress.write(tracked, replace(tracked, version=job.version, **_DELIVERED), open_=True)
+                progress.write(tracked, replace(after, version=job.version), open_=True)
                 return
             after = replace(after, event_id=events[-1].id, marks=marks, kept=kept)
-        after = replace(after, **_DELIVERED)
         if not progress.write(tracked, after, open_=not (whole and job.finished)) or whole:
             return
         tracked = after
@@ -131,7 +130,7 @@ class Forwarder:
             done = self._lock.wait_for(lambda: not self._threads, STOP_SECONDS)
         if done and self._lease is not None:
             with suppress(Exception):
-                self._leases.give_back(self._lease)
+                self._leases.renew(self._lease, 0.0)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -202,9 +201,8 @@ class Forwarder:
             pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** min(in_row, 10))
             self._not_before[job.id, kind] = time.monotonic() + pause
             if in_row == FAILURES_BEFORE_NOTICE and self._lease is not None:
-                step = job.progress.step if job.progress else 0
                 message = f"{kind} cannot be updated at the moment; delivery is retried: {problem}"
-                fault = FaultReport(what=Fault.TRACKER, step=step, message=message)
+                fault = FaultReport(what=Fault.TRACKER, step=job.progress.step if job.progress else 0, message=message)
                 self._store.under(self._lease).add_fault(job.id, fault)
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)

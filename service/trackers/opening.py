@@ -1,7 +1,6 @@
 """Which trackers a job uses, and how each is created from its spec and the service's settings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from boost_core.config import JobSpec
@@ -65,38 +64,33 @@ def place_of(kind: str, job: JobRecord) -> str:
     return (mlflow.tracking_uri if mlflow else None) or ""
 
 
-@dataclass(frozen=True)
-class TrackerFactory:
-    """Creates the tracker of a kind for a job.
+def open_tracker(settings: Settings, kind: str, job: JobRecord) -> Tracker:
+    """Create the tracker of a kind for a job.
 
-    Attributes:
+    Args:
         settings: The operator's settings.
+        kind: The kind.
+        job: The job.
+
+    Raises:
+        SecretUnusable: The secret that the job names is missing or invalid.
+        PermissionError: The operator no longer allows the server.
     """
-
-    settings: Settings
-
-    def __call__(self, kind: str, job: JobRecord) -> Tracker:
-        """Create the tracker.
-
-        Raises:
-            SecretUnusable: The secret that the job names is missing or invalid.
-            PermissionError: The operator no longer allows the server.
-        """
-        settings, mlflow, wandb = self.settings, job.spec.trackers.mlflow, job.spec.trackers.wandb
-        page = f"{settings.public_url}/jobs/{job.id}" if settings.public_url else None
-        if kind == MLFLOW and mlflow is not None:
-            if mlflow.credentials is not None:
-                values = _secret(MLFLOW, mlflow.credentials, settings, job.tenant)
-                return Mlflow(values.pop("tracking_uri"), mlflow.experiment, values, page)
-            if mlflow.tracking_uri is None or not _may_name(mlflow, settings):
-                raise PermissionError(f"{mlflow.tracking_uri} is not a server that jobs may name")
-            return Mlflow(mlflow.tracking_uri, mlflow.experiment, {}, page)
-        if kind == WANDB and wandb is not None and wandb.credentials is not None:
-            return Wandb(wandb, _secret(WANDB, wandb.credentials, settings, job.tenant), page)
-        storage_options = settings.access(job.tenant, job.spec.credentials).storage_options()
-        if kind == WANDB and wandb is not None:
-            return OfflineWandb(wandb, TrackerFolder(job.checkpoint_url, WANDB_FOLDER, storage_options), page)
-        return TensorBoard(TrackerFolder(job.checkpoint_url, FOLDER, storage_options))
+    mlflow, wandb = job.spec.trackers.mlflow, job.spec.trackers.wandb
+    page = f"{settings.public_url}/jobs/{job.id}" if settings.public_url else None
+    if kind == MLFLOW and mlflow is not None:
+        if mlflow.credentials is not None:
+            values = _secret(MLFLOW, mlflow.credentials, settings, job.tenant)
+            return Mlflow(values.pop("tracking_uri"), mlflow.experiment, values, page)
+        if mlflow.tracking_uri is None or not _may_name(mlflow, settings):
+            raise PermissionError(f"{mlflow.tracking_uri} is not a server that jobs may name")
+        return Mlflow(mlflow.tracking_uri, mlflow.experiment, {}, page)
+    if kind == WANDB and wandb is not None and wandb.credentials is not None:
+        return Wandb(wandb, _secret(WANDB, wandb.credentials, settings, job.tenant), page)
+    storage_options = settings.access(job.tenant, job.spec.credentials).storage_options()
+    if kind == WANDB and wandb is not None:
+        return OfflineWandb(wandb, TrackerFolder(job.checkpoint_url, WANDB_FOLDER, storage_options), page)
+    return TensorBoard(TrackerFolder(job.checkpoint_url, FOLDER, storage_options))
 
 
 def _may_name(mlflow: MlflowConfig, settings: Settings) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from boost_core.config.job import WandbConfig
 from boost_core.temporary import TemporaryFolder
@@ -53,31 +53,6 @@ _PASSED_ON = {
     "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
     "HTTPS_PROXY", "NO_PROXY",
 }  # fmt: skip
-
-
-class Run(TypedDict):
-    """What a process is to log.
-
-    Attributes:
-        settings: Settings of the package, besides the fixed ones.
-        run: Arguments of ``wandb.init``.
-        rows: Event IDs, increasing, each with the values to log.
-        summary: Further fields of the run's summary.
-        exit_code: Exit code of the run, if it has ended.
-    """
-
-    settings: dict[str, Any]
-    run: dict[str, Any]
-    rows: list[tuple[int, dict[str, float]]]
-    summary: dict[str, str]
-    exit_code: int | None
-
-
-class LoggedRun(TypedDict):
-    """The result: the run's page, and its file."""
-
-    url: str | None
-    file: str
 
 
 class WandbRefused(RuntimeError):
@@ -114,10 +89,10 @@ class Wandb:
             if len(batch.entries) < BATCH:  # otherwise what comes after a full one would never be read
                 raise NotYet
         known = self._last_event(batch.job)
-        run = _run(self._config, batch, self._page, after=known)
-        run["settings"] |= {"mode": "online", "base_url": self._url, "api_key": self._key}
-        with _logged(run) as logged:
-            kept = {"url": logged["url"]}
+        server = {"mode": "online", "base_url": self._url, "api_key": self._key}
+        run = _run(self._config, batch, self._page, known, server)
+        with _logged(run) as (url, _):
+            kept = {"url": url}
         # Asked afterwards, because a server that does not answer would hold the place of others' processes.
         last = max((event_id for event_id, _ in run["rows"]), default=known)
         if (received := self._last_event(batch.job)) < last:
@@ -172,42 +147,37 @@ class OfflineWandb:
             raise NotYet
         if not any(entry.values for entry in batch.entries) and not self.folder.may_begin(batch.job):
             return dict(previous)
-        run = _run(self.config, batch, self.page, after=0)
-        run["settings"] |= {"mode": "offline", "x_start_time": batch.entries[0].time.timestamp()}
-        with _logged(run) as logged:
-            self.folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(logged["file"]).read_bytes())
+        first = batch.entries[0]
+        settings = {"mode": "offline", "x_start_time": first.time.timestamp()}
+        with _logged(_run(self.config, batch, self.page, 0, settings)) as (_, file):
+            self.folder.write(f"{first.event_id:012d}.wandb", 0, Path(file).read_bytes())
         return dict(previous)
 
 
-def _run(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Run:
+def _run(config: WandbConfig, batch: Batch, page: str | None, after: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a process is to log of events ``after`` one.
+
+    Returns:
+        ``settings`` of the package, besides the fixed ones; ``run``, the arguments of ``wandb.init``; ``rows``, event
+        IDs, increasing, each with the values to log; ``summary``, further fields of the run's summary; and the
+        ``exit_code`` of the run, if it has ended.
+    """
     job = batch.job
     states = [entry.state for entry in batch.entries if entry.state is not None]
     texts = [entry.text for entry in batch.entries if entry.text]
-    return {
-        "settings": {},
-        "run": {
-            "id": job.id,
-            "name": job.name,
-            "project": config.project,
-            "entity": config.entity,
-            "group": job.spec.group,
-            "tags": list(dict.fromkeys((*config.tags, *job.spec.tags))),
-            "notes": page,
-            "config": job.spec.model_dump(mode="json", exclude_none=True),
-        },
-        "rows": [
-            (each.event_id, {**each.values, "step": each.step, "_timestamp": each.time.timestamp()})
-            for each in batch.entries
-            if each.values and each.event_id > after
-        ],
-        "summary": {"state": texts[-1]} if texts else {},
-        "exit_code": _EXIT_CODES.get(states[-1]) if states else None,
-    }
+    run: dict[str, Any] = {"id": job.id, "name": job.name, "project": config.project, "entity": config.entity}
+    run |= {"group": job.spec.group, "tags": list(dict.fromkeys((*config.tags, *job.spec.tags))), "notes": page}
+    run["config"] = job.spec.model_dump(mode="json", exclude_none=True)
+    new = [each for each in batch.entries if each.values and each.event_id > after]
+    rows = [(each.event_id, {**each.values, "step": each.step, "_timestamp": each.time.timestamp()}) for each in new]
+    code = _EXIT_CODES.get(states[-1]) if states else None
+    summary = {"state": texts[-1]} if texts else {}
+    return {"settings": settings, "run": run, "rows": rows, "summary": summary, "exit_code": code}
 
 
 @contextmanager
-def _logged(run: Run) -> Iterator[LoggedRun]:
-    """Log in a separate process; the files that it makes exist until the block ends."""
+def _logged(run: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+    """Log in a separate process; yield the run's page, and its file, which exists until the block ends."""
     # The package's own server ends when it sees that this process has ended, and may write until then.
     with _room, TemporaryFolder("boost-wandb-") as folder:
         environment = {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON}
@@ -227,8 +197,8 @@ def _logged(run: Run) -> Iterator[LoggedRun]:
             lines = [line for line in complaints.splitlines() if line.strip()]
             last = redact(lines[-1])[:_LONGEST_LINE] if lines else ""
             raise WandbRefused(last or f"wandb exited with status {process.returncode}")
-        logged: LoggedRun = json.loads(output.splitlines()[-1])
-        yield logged
+        url, file = json.loads(output.splitlines()[-1])
+        yield url, file
 
 
 def _end_with(service: int) -> None:
@@ -247,7 +217,7 @@ def main() -> None:
     """
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     os.nice(10)  # the service, which answers requests, comes first
-    batch: Run = json.load(sys.stdin)
+    batch = json.load(sys.stdin)
     folder = Path.cwd()
     # Hide the operator's own use of the package from it, keep all files in the folder, and disable error reporting.
     for name in ("CACHE", "CONFIG", "DATA"):
@@ -257,23 +227,11 @@ def main() -> None:
     import wandb
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
-    settings = wandb.Settings(
-        root_dir=str(folder),
-        console="off",
-        silent=True,
-        disable_code=True,
-        disable_git=True,
-        disable_job_creation=True,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-        x_update_finish_state=batch["exit_code"] is not None,
-        init_timeout=INIT_SECONDS,
-        finish_timeout=FINISH_SECONDS,
-        finish_timeout_raises=True,
-        **batch["settings"],
-    )
+    off = "disable_code", "disable_git", "disable_job_creation", "x_disable_stats", "x_disable_meta"
+    on = (*off, "x_disable_machine_info", "silent", "finish_timeout_raises")
+    fixed: dict[str, Any] = {**dict.fromkeys(on, True), "console": "off", "x_save_requirements": False}
+    fixed |= {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS, "root_dir": str(folder)}
+    settings = wandb.Settings(**fixed, x_update_finish_state=batch["exit_code"] is not None, **batch["settings"])
     run = wandb.init(**batch["run"], resume="allow", settings=settings)
     # The run's own step counts events, each of which is logged once; curves are drawn over the job's step.
     run.define_metric("*", step_metric="step")
@@ -282,8 +240,7 @@ def main() -> None:
     run.summary.update(batch["summary"])
     run.finish(exit_code=batch["exit_code"] or 0)
     file = next(folder.glob("wandb/*/*.wandb"))  # the only one, though a link leads to it as well
-    logged: LoggedRun = {"url": run.url, "file": str(file)}
-    sys.stdout.write(f"\n{json.dumps(logged)}\n")
+    sys.stdout.write(f"\n{json.dumps([run.url, str(file)])}\n")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_each_private_name_of_ray_stands_in_one_table() -> None:
         for alias in node.names
     }
     private = {name for name in imports if RAYS_OWN.search(name)}
-    assert len(private) > 30
+    assert len(private) > 20
     assert [name for name in private if not any(name == row or name.startswith(f"{row}.") for row in rows)] == []
 
 

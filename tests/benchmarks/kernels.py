@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import torch
 
+from boost_core.bench.__main__ import try_to_write
 from boost_core.bench.rank import RunShape, Variant
-from boost_core.bench.results import FLUSHED_BYTES, NO_GPU, Environment, Row, Spread, kernel_seconds, table
+from boost_core.bench.results import FLUSHED_BYTES, NO_GPU, Environment, Row, kernel_seconds, table
 from boost_core.config import Activation, ModelConfig
 from boost_core.config.base import hear_interrupts, in_lines
 from boost_core.config.model import PRESETS
@@ -329,10 +330,10 @@ def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int
                     outputs = [output for output in run(*inputs) if output.requires_grad]
                     upstream = [torch.ones_like(output) for output in outputs]
                     call = partial(torch.autograd.grad, outputs, leaves, upstream, retain_graph=True, allow_unused=True)
-                spread = Spread.of(kernel_seconds(call, device, repeats))
-                yield Row(case.name, f"{direction}, {name}", "s", *spread)
-                share = least / bandwidth / spread.p50
-                yield Row.single(case.name, f"{direction}, {name}, of roofline", "share", share)
+                seconds = Row.of(case.name, f"{direction}, {name}", "s", *kernel_seconds(call, device, repeats))
+                yield seconds
+                share = least / bandwidth / seconds.p50
+                yield Row.of(case.name, f"{direction}, {name}, of roofline", "share", share)
 
 
 # The gate before every timing: an operation matches the float64 reference within a derived bound.
@@ -443,7 +444,7 @@ def run_checked(options: argparse.Namespace, benchmark: Callable[[argparse.Names
     hear_interrupts()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        options.results.open("ab").close()
+        try_to_write(options.results)
         if wrong := wrong_results(device):
             print_lines("\n".join(["Nothing was timed, because results are wrong:", *wrong]), to=sys.stderr)
             return 1

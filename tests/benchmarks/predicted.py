@@ -51,7 +51,7 @@ from boost_core.plan.machine import (
     shape_of,
 )
 from boost_core.plan.report import at, step_parts
-from boost_core.plan.throughput import StepSeconds
+from boost_core.plan.throughput import StepParts
 from boost_core.train import train
 from boost_core.train.state import Membership, StepTimes
 from tests.benchmarks.figures import FIGURES, provenance, table
@@ -121,10 +121,10 @@ class Ways:
             machine = Basis(profile=_share_of(self.profile, share)).machine(job)
         return replace(machine, fitted=self.corrections.get(way))
 
-    def parts(self, job: JobSpec, way: Provenance) -> StepSeconds:
+    def parts(self, job: JobSpec, way: Provenance) -> StepParts:
         """The prediction."""
         parts = step_parts(job, Layout.of(job.parallelism), self.machine(job, way))
-        return parts if self.clock == "wall" else replace(parts, idle=0.0)
+        return parts if self.clock == "wall" else parts.model_copy(update={"idle": 0.0})
 
     def ratios(self, job: JobSpec, base: Provenance, taken: Taken) -> Ratios | None:
         """What a known gang took over the prediction; it has one pipeline rank, which waits for no other."""
@@ -345,7 +345,7 @@ def _median(every: Sequence[Taken]) -> Taken:
     )
 
 
-def _in_words(step: Taken | StepSeconds) -> str:
+def _in_words(step: Taken | StepParts) -> str:
     seconds = step.seconds if isinstance(step, Taken) else step.total
     return f"{1000 * seconds:.0f} ({1000 * step.communication:.0f}) ms"
 

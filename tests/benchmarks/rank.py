@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from boost_core.architecture import model_flops_per_token
 from boost_core.bench import rank
 from boost_core.bench.rank import WARM_STEPS, RunShape, Step, alone
-from boost_core.bench.results import Environment, Row, Spread, kernel_seconds, table, wall_seconds
+from boost_core.bench.results import Environment, Row, kernel_seconds, table, wall_seconds
 from boost_core.config import JobSpec
 from boost_core.config.base import in_lines
 from boost_core.config.model import PRESETS
@@ -58,7 +58,7 @@ class Variant(rank.Variant):
     def job(self, shape: RunShape, device: torch.device) -> JobSpec:
         """As the base class's, which has no products in 8 bits."""
         spec = super().job(shape, device)
-        if not self.fp8:
+        if not self.fp8 or device.type != "cuda":
             return spec
         parts = spec.model_dump(exclude_unset=True)
         return JobSpec.model_validate(parts | {"training": parts["training"] | {"precision": "fp8"}})
@@ -154,7 +154,7 @@ def rank_rows(
         with alone(shape.tensor_parallel_size), always(variant.kernels) if variant.kernels else nullcontext():
             return list(_measured(shape, variant, device, steps, rate, interconnects))
     except torch.OutOfMemoryError:
-        return [Row.single(case, "out of memory at", "bytes", torch.cuda.mem_get_info(device)[1])]
+        return [Row.of(case, "out of memory at", "bytes", torch.cuda.mem_get_info(device)[1])]
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -171,27 +171,27 @@ def _measured(
     case, (step, ledger, graph) = f"{shape}: {variant.name}", variant.step(shape, device)
     for _ in range(WARM_STEPS):
         step()
-    seconds = Spread.of(wall_seconds(step, device, steps))
-    yield Row(case, "step", "s", *seconds)
-    yield Row.single(case, f"attention by {attention_backend(variant.job(shape, device), device)}", "count", 1)
+    seconds = Row.of(case, "step", "s", *wall_seconds(step, device, steps))
+    yield seconds
+    yield Row.of(case, f"attention by {attention_backend(variant.job(shape, device), device)}", "count", 1)
     if device.type == "cuda" and graph is not None and graph.obstacle is not None:
         logger.warning("%s: steps are not captured as a CUDA graph: %s", case, graph.obstacle)
     if graph is not None and graph.obstacle is None:
         graph.release("a replayed step does not report its operations and their memory")
-        yield Row(case, "step, not captured", "s", *Spread.of(wall_seconds(step, device, steps)))
+        yield Row.of(case, "step, not captured", "s", *wall_seconds(step, device, steps))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()
-        yield Row.single(case, "peak memory", "bytes", torch.cuda.max_memory_allocated(device))
+        yield Row.of(case, "peak memory", "bytes", torch.cuda.max_memory_allocated(device))
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with profile(activities=activities) as profiled:
         step()
     for part, part_seconds in seconds_by_part(profiled).items():
-        yield Row.single(case, part, "s", part_seconds)
+        yield Row.of(case, part, "s", part_seconds)
     if device.type == "cuda":  # of kernels and copies
         launches = sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in profiled.events())
-        yield Row.single(case, "launches", "count", launches)
+        yield Row.of(case, "launches", "count", launches)
 
     tokens = shape.micro_batch_size * shape.sequence_length
     model = variant.job(shape, device).model
@@ -200,8 +200,8 @@ def _measured(
     sums = {torch.ops.aten.addmm: _sum_flops, torch.ops.aten.baddbmm: _sum_flops}
     with FlopCounterMode(display=False, custom_mapping=sums) as counter:
         step()
-    yield Row.single(case, "MFU", "share", useful / seconds.p50 / rate)
-    yield Row.single(case, "HFU", "share", counter.get_total_flops() / seconds.p50 / rate)
+    yield Row.of(case, "MFU", "share", useful / seconds.p50 / rate)
+    yield Row.of(case, "HFU", "share", counter.get_total_flops() / seconds.p50 / rate)
 
     ledger.clear()
     step()
@@ -211,7 +211,7 @@ def _measured(
             for entry, totals in ledger.totals().items()
             if entry.group in ("tp", "all")
         )
-        yield Row.single(case, f"modelled {name}", "s", modelled)
+        yield Row.of(case, f"modelled {name}", "s", modelled)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

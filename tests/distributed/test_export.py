@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
-from boost_core.config.training import SourceConfig
+from boost_core.config.training import CorpusConfig, SourceConfig
 from boost_core.convert.__main__ import main
 from boost_core.convert.export import Destination
 from boost_core.convert.model_folder import InMemory, published_slots, to_published, write_start
-from boost_core.data.tokenize import TokenizePlan, tokenize
-from boost_core.data.tokenizers import ByteTokenizer, open_tokenizer
+from boost_core.data.tokenize import tokenize
+from boost_core.data.tokenizers import open_tokenizer
 from boost_core.temporary import TemporaryFolder
 from tests.distributed.recording import train_and_record
 from tests.exports import OWN, checkpoint_of, model_with, weights_of
@@ -146,8 +146,8 @@ def data_of(tmp_path: Path, kind: str) -> dict:
     words.post_processor = tokenizers.processors.TemplateProcessing("<|end|> $A", special_tokens=[("<|end|>", 1)])
     words.save(str(tmp_path / "words.json"))
     if kind == "tokenized":
-        plan = TokenizePlan(SourceConfig(**texts), str(tmp_path / "tokens"), ByteTokenizer(), "", 0.1, 10_000)
-        tokenize(plan, lambda progress: None)
+        how = CorpusConfig(source=SourceConfig(**texts), validation_fraction=0.1, shard_tokens=10_000)
+        tokenize(how, str(tmp_path / "tokens"), lambda *_: None)
         return {"source": {"kind": "tokenized", "paths": [str(tmp_path / "tokens")]}}
     named = {
         "bytes": {},

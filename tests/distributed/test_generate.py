@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config.training import SourceConfig
-from boost_core.data.tokenize import TokenizePlan, tokenize
+from boost_core.config.training import CorpusConfig, SourceConfig
+from boost_core.data.tokenize import tokenize
 from boost_core.data.tokenizers import open_tokenizer, train_bpe
 from boost_core.inference import generate as loading
 from boost_core.inference.__main__ import main
@@ -33,15 +33,15 @@ def learnt(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoints of a job that has learnt one sentence, in tokens of its own, by a pipeline."""
     folder = tmp_path_factory.mktemp("learnt")
     (folder / "tokenizer.json").write_text(train_bpe([TEXT.encode()], 290))
-    tokenizer = open_tokenizer(str(folder / "tokenizer.json"), None)
+    name = str(folder / "tokenizer.json")
     source = SourceConfig(kind="text", paths=(str(write_corpus(folder / "corpus", files=8)),))
-    content = (folder / "tokenizer.json").read_text()
-    tokenize(TokenizePlan(source, str(folder / "tokens"), tokenizer, content, 0.3, 10_000), lambda _: None)
+    how = CorpusConfig(source=source, tokenizer=name, validation_fraction=0.3, shard_tokens=10_000)
+    tokenize(how, str(folder / "tokens"), lambda *_: None)
     training = {"steps": 60, "global_batch_size": 8, "micro_batch_size": 4, "evaluate_every_steps": 60}
     spec = tiny_job(
         folder,
         folder / "checkpoints",
-        model={"vocab_size": tokenizer.vocabulary},
+        model={"vocab_size": open_tokenizer(name, None).vocabulary},
         data={"source": {"kind": "tokenized", "paths": [str(folder / "tokens")]}},
         parallelism={"tensor_parallel_size": 1, "pipeline_parallel_size": 2},
         training=training,

@@ -343,12 +343,13 @@ def most_fetched(spec: JobSpec) -> int:
         copies.append(self)
         look()
 
-    def fetched(self: HostCopy) -> None:
+    def fetched(self: HostCopy) -> torch.Tensor:
         comes = self._come is None and self.leaving is None
-        fetch(self)
-        if comes and self._come is not None:
-            sizes[StorageWeakRef(self._come.untyped_storage())] = self._come.nbytes
+        come = fetch(self)
+        if comes:
+            sizes[StorageWeakRef(come.untyped_storage())] = come.nbytes
         look()
+        return come
 
     with patch.object(HostCopy, "__init__", begun), patch.object(HostCopy, "fetch", fetched):
         training_step(state, sampler)

@@ -10,9 +10,8 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
-from boost_core.config.training import SourceConfig
-from boost_core.data.tokenize import TokenizePlan, tokenize
-from boost_core.data.tokenizers import ByteTokenizer
+from boost_core.config.training import CorpusConfig, SourceConfig
+from boost_core.data.tokenize import tokenize
 from boost_core.messages import perplexity_of
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
@@ -60,7 +59,7 @@ def where_the_first_rank_alone_reads_indices(spec: JobSpec) -> int | str:
 def test_one_rank_reads_what_the_others_are_told_of_the_data(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     source = SourceConfig(kind="text", paths=(str(corpus),))
-    tokenize(TokenizePlan(source, str(tokens), ByteTokenizer(), "", 0.2, 1_000), lambda _: None)
+    tokenize(CorpusConfig(source=source, validation_fraction=0.2, shard_tokens=1_000), str(tokens), lambda *_: None)
     data = {"source": {"kind": "tokenized", "paths": [str(tokens)]}}
     spec = tiny_job(corpus, tmp_path / "checkpoints", data=data)
     reports, none = ranks.run(2, where_the_first_rank_alone_reads_indices, spec)

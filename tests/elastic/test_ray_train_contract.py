@@ -50,7 +50,7 @@ from service.gang.ray_train.mirror import (
 from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
 from service.gang.status import GangPhase, JobTag
 from service.gang.worker.rank_metrics import SupervisorReporter
-from service.logs import GangLogs, LogFormat
+from service.logs import LogFormat
 from service.security.access import Access
 from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within
@@ -185,9 +185,7 @@ class Gang:
     def __init__(self, job_id: str, folder: str) -> None:
         self._folder = folder
         tag = JobTag(job_id, 1, "cola", "lab", "alice", f"https://boost.example.org/jobs/{job_id}")
-        self._run = TrainRun(
-            tiny_job("unused", folder), GangContext(tag, Access(), range(0), GangLogs(LogFormat.TEXT, job_id, 1))
-        )
+        self._run = TrainRun(tiny_job("unused", folder), GangContext(tag, Access(), range(0), LogFormat.TEXT))
         self._ranks: list[Any] = []
         self._trained: list[Any] = []
 

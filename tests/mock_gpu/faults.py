@@ -20,7 +20,7 @@ from service.gang.assignment import Assignment, End, GangContext, Message, RankE
 from service.gang.status import JobTag
 from service.gang.worker import worker as worker_module
 from service.gang.worker.worker import Worker
-from service.logs import GangLogs, LogFormat
+from service.logs import LogFormat
 from service.security.access import Access
 from tests.jobs import tiny_job
 from tests.mock_gpu import control
@@ -57,7 +57,7 @@ class Rank:
 
     def __init__(self, rank: int, size: int, folder: Path) -> None:
         self.rank, self.size, self._folder = rank, size, folder
-        context = GangContext(JobTag("job-1", 1, "a", "t", "u"), Access(), range(0), GangLogs(LogFormat.TEXT, "", 1))
+        context = GangContext(JobTag("job-1", 1, "a", "t", "u"), Access(), range(0), LogFormat.TEXT)
         self.worker = Worker(rank, context, "node", "actor", "127.0.0.1", ("0",), self._push, lambda *_: [])
 
     def _push(self, message: Message) -> None:

@@ -1,9 +1,11 @@
 """Calls attention over context parallel ranks as a block does."""
 
+from collections.abc import Sequence
+
 import torch
 
 from boost_core.context.attention import ContextAttention, LayerAttention
-from boost_core.context.exchange import QueryLatents
+from boost_core.context.exchange import HeadMaker
 
 
 def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor:
@@ -12,10 +14,11 @@ def attended(attention: ContextAttention, *inputs: torch.Tensor) -> torch.Tensor
     return layer.finish(started(layer, *inputs))
 
 
-def started(layer: LayerAttention, *inputs: torch.Tensor, of_queries: QueryLatents | None = None) -> torch.Tensor:
+def started(
+    layer: LayerAttention, *inputs: torch.Tensor, maker: HeadMaker | None = None, latents: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
     """Start to exchange keys; returns the queries for ``finish``."""
-    maker, latents = (of_queries.maker, [of_queries.of_queries]) if of_queries else (None, [])
     query, keys = layer.save(*inputs, None, maker, *latents)
     with torch.no_grad():
-        layer.in_flight = layer.attention.send(query, keys, backward=False)
+        layer.in_flight = layer.attention.send(keys, backward=False)
     return query

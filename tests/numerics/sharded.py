@@ -14,7 +14,7 @@ from boost_core.model.attention import Rotation
 from boost_core.model.decoder import build
 from boost_core.model.low_rank import weight_specs
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Pending, Totals
-from boost_core.parallel.shard import initialize_, replace_weights, split_axes
+from boost_core.parallel.shard import initialize_, replace_weights
 
 SEED = 7
 HOST = torch.device("cpu")
@@ -102,7 +102,8 @@ def run_sharded(
     ledger = CommunicationLedger()
     collectives = communicator(dist.group.WORLD, "tp", ledger)
     network, axes = build(model, parallelism, collectives, fp8=fp8)
-    full, axis_of = full_weights(model, dtype), split_axes(network, axes)
+    full = full_weights(model, dtype)
+    axis_of = {name: axes[spec.role] for name, spec in weight_specs(network).items()}
 
     def shard(name: str, _: WeightSpec) -> torch.Tensor:
         own = shard_of(full[name], axis_of[name], collectives.rank, collectives.size)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
-from boost_core.context.exchange import LatentRoute, QueryLatents, TaskMaker
+from boost_core.context.exchange import HeadMaker, LatentRoute
 from boost_core.context.plan import AttentionLayer, Rates, figures
 from boost_core.model.attention import Rotation, one_by_one
 from boost_core.parallel.btp import GradientSinks
@@ -65,6 +65,14 @@ def queries_of(latent_nr: torch.Tensor, weights: Sequence[torch.Tensor], rotatio
     return (latent_nr @ weights[0] * turned_n1).view(len(latent_nr), -1, HEAD)
 
 
+def heads_of(
+    latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same queries, and no values."""
+    (latent_nr,) = latents
+    return queries_of(latent_nr, weights, rotation), latent_nr.new_empty(0)
+
+
 def at(case: Case, chunks: Sequence[int]) -> Rotation:
     position_T = torch.arange(case.plan.window.tokens)
     return cast(Rotation, SimpleNamespace(position_n=own(case, position_T, chunks)))
@@ -93,9 +101,9 @@ def _of_one(case: Case) -> Found:
     up, down = (weight.requires_grad_() for weight in weights)
     *leaves, gradient = (own(case, x, attention.chunks) for x in of_all)
     latents, keys, values = (x.requires_grad_() for x in leaves)
-    layer, made_of = attention.for_layer(), QueryLatents(latents, TaskMaker([up], queries_of, down, GradientSinks()))
+    layer, maker = attention.for_layer(), HeadMaker([up, down], heads_of, GradientSinks())
     inputs = queries_of(latents, [up], at(case, attention.chunks)), keys, values
-    query = started(layer, *inputs, of_queries=made_of)
+    query = started(layer, *inputs, maker=maker, latents=[latents])
     out = layer.with_returned(query, layer.finish(query).flatten(1) @ down)
     out.backward(gradient)
     gradients = [cast(torch.Tensor, x.grad) for x in (latents, keys, values, up, down)]

@@ -58,7 +58,7 @@ def test_it_is_dense_attention_under_its_mask(
     query, key, value, gradient = drawn(tokens, heads, of_keys)
     lines = find_lines(query.detach(), key.detach(), how(**changes))
     sees_hmm = torch.stack([of_head.sees(torch.arange(tokens)) for of_head in lines])
-    outs = [sparse.attention_under(query, key, value, lines), masked(query, key, value, sees_hmm)]
+    outs = [sparse.AttentionUnder.apply(query, key, value, lines), masked(query, key, value, sees_hmm)]
     compared(outs, [query, key, value], gradient)
     assert [int(of_head.pairs()) for of_head in lines] == sees_hmm.sum(dim=(1, 2)).tolist()
 
@@ -69,7 +69,7 @@ def test_single_verticals_and_far_slashes_are_exact_too() -> None:
     sees_1mm = lines[0].sees(torch.arange(500)).unsqueeze(0)
     assert sees_1mm[0, 499, 63] and not sees_1mm[0, 499, 65] and sees_1mm[0, 250, 60]
     compared(
-        [sparse.attention_under(query, key, value, lines), masked(query, key, value, sees_1mm)],
+        [sparse.AttentionUnder.apply(query, key, value, lines), masked(query, key, value, sees_1mm)],
         [query, key, value],
         gradient,
     )
@@ -202,7 +202,7 @@ def test_low_precision_is_not_worse_than_dense_attention_in_it() -> None:
     low = [x.clone().requires_grad_() for x in (query, key, value)]
     errors = []
     for attend in (
-        lambda: sparse.attention_under(*low, lines),
+        lambda: sparse.AttentionUnder.apply(*low, lines),
         lambda: masked(*low, sees_hmm),
     ):
         out = attend()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config.model import BLOCK, SparseAttentionConfig
-from boost_core.context import sparse_parallel
+from boost_core.context import sparse
 from boost_core.context.attention import ContextAttention
 from boost_core.context.placement import Window, local_tasks, place
 from boost_core.context.plan import ContextPlan
@@ -196,7 +196,7 @@ def test_what_is_chosen_is_what_one_rank_chooses(ranks: Ranks, case: Case, dtype
 def still_there(case: Case) -> list[bool]:
     """Whether what ranks send each other to choose lines is in memory still when recall is measured."""
     sent, left = list[weakref.ref[torch.Tensor]](), list[bool]()
-    send, measure = Communicator.start_uneven_all_to_all, sparse_parallel.shares
+    send, measure = Communicator.start_uneven_all_to_all, sparse.shares
 
     def sending(self: Communicator, received: torch.Tensor, payload: torch.Tensor, rows: Any, purpose: str) -> Pending:
         if purpose == "sums of keys":
@@ -209,7 +209,7 @@ def still_there(case: Case) -> list[bool]:
 
     with (
         patch.object(Communicator, "start_uneven_all_to_all", sending),
-        patch.object(sparse_parallel, "shares", measuring),
+        patch.object(sparse, "shares", measuring),
     ):
         on_this_rank(case, torch.float32)
     return left

@@ -141,7 +141,7 @@ class _Stay:
         """The fewest and the most units for which it leaves no room: amounts that must be free together on one node."""
         low, high = [], []
         for layout in self.layouts:
-            size, count = self.demand.groups(layout)
+            size, count = layout.units(self.demand.placement)
             parts = [size * self.demand.each.get(name, 0) / amount for name, amount in unit.items()] or [0.0]
             low.append(count * math.floor(min(parts) + ROUNDING))
             high.append(count * math.ceil(max(parts) - ROUNDING))
@@ -175,7 +175,7 @@ class Head:
                 for name, amount in cluster.demands[job_id].amounts(gang.layout.world_size).items():
                     self._of_others[name] -= amount
         self._fewest: dict[int, int] = {}  # groups that the job needs, by the ranks that share a node
-        for size, count in map(self._demand.groups, self._demand.layouts):
+        for size, count in (layout.units(self._demand.placement) for layout in self._demand.layouts):
             self._fewest[size] = min(count, self._fewest.get(size, count))
         self._known, self._resized = 0, -1  # of the cluster: gangs taken into account, and the number of resized ones
         self._stays: list[_Stay] = []

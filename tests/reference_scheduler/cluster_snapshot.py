@@ -76,17 +76,16 @@ class Gang:
         """Ranks that it will have once it has followed its orders."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 
-    def demand(self, spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
-        """Its demand on nodes. Arguments as for ``demand_of``."""
-        demand = demand_of(spec, basis)
-        return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
+    def demand(self, demand: Demand) -> Demand:
+        """Its demand on nodes, given that of its job without a limit."""
+        return demand.of_gang(self.limit, self.layout, self.target)
 
     def orders(self, spec: JobSpec, basis: Basis = NOMINAL) -> Orders:
         """Its orders. Arguments as for ``demand_of``."""
         if self.target is None:
             return Orders(None, (), self.cause)
         replica, most = self.target.per_replica, self.target.world_size
-        demand = self.demand(spec, basis)
+        demand = self.demand(demand_of(spec, basis))
         allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
         # A gang that has reached its target changes only to return to it.
         arrived = self.layout == self.target
@@ -203,7 +202,7 @@ class ClusterSnapshot:
         self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
         self.demands = {
-            job.id: gang.demand(job.spec, job.basis)
+            job.id: demand_of(job.spec, job.basis).of_gang(gang.limit, gang.layout, gang.target)
             if (gang := self.gangs.get(job.id))
             else demand_of(job.spec, job.basis)
             for job in jobs

@@ -228,9 +228,9 @@ class Room:
     @staticmethod
     def _lacking(demand: Demand, layout: Layout, own: Layout | None) -> tuple[int, int]:
         """The ranks per group, and the number of groups that a gang lacks."""
-        size, count = demand.groups(layout)
+        size, count = layout.units(demand.placement)
         if own:
-            own_size, own_count = demand.groups(own)
+            own_size, own_count = own.units(demand.placement)
             count -= own_size // size * own_count
         return size, count
 

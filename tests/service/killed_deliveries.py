@@ -17,7 +17,7 @@ from service.jobs.store import JobStore
 from service.jobs.trackers import TrackerStore
 from service.settings import Settings
 from service.trackers.forwarder import deliver
-from service.trackers.opening import TrackerFactory
+from service.trackers.opening import open_tracker
 from tests.service.records import a_step
 from tests.service.tracking import report
 
@@ -49,7 +49,7 @@ def deliver_until(store: JobStore, settings: Settings, job_id: str, kind: str, k
     httpx.Client.send = points.after(httpx.Client.send)
     progress = TrackerStore(store.engine)
     tracked = progress.one(job_id, kind)
-    deliver(store, progress, tracked, TrackerFactory(settings)(kind, store.get(job_id)))
+    deliver(store, progress, tracked, open_tracker(settings, kind, store.get(job_id)))
 
 
 def in_process(store: JobStore, *arguments: Any) -> bool:

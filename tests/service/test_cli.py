@@ -15,6 +15,7 @@ from boost_core.terminal import duration
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
+from tests.service import command_line
 from tests.service.command_line import Boost, boost_at, job_file, process, run_boost
 from tests.service.conftest import RunningApi
 from tests.service.records import (
@@ -121,6 +122,26 @@ def test_an_unreachable_service(unused_url: str, arguments: tuple[str, ...]) -> 
     assert result.exit_code == 3, result.output
     assert "is `boost serve` running" in result.stderr
     assert unused_url in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("ls", "--url", "nowhere", "--help"), 0, "Usage: boost ls"),
+        (("submit", "/nowhere/job.yaml", "--url", "nowhere"), 2, "/nowhere/job.yaml does not exist"),
+        (("events", "job-0", "-f", "--url", "nowhere"), 2, "'nowhere' is not the URL of a service"),
+        (("pause", "by-name", "--url", "nowhere"), 2, "'nowhere' is not the URL of a service"),
+    ],
+)
+def test_a_bad_address_is_said_when_it_is_used(arguments: tuple[str, ...], code: int, says: str) -> None:
+    result = run_boost(*arguments, BOOST_RETRY_SECONDS="1")
+    assert (result.exit_code, says in result.output) == (code, True), result.output
+
+
+def test_following_retries_for_longer_only_with_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command_line._NOBODY, "BOOST_RETRY_SECONDS", None)  # as users have it
+    result = run_boost("events", "job-0", "-f", "--url", "nowhere")
+    assert (result.exit_code, "'nowhere' is not the URL of a service" in result.output) == (2, True)
 
 
 def test_bad_addresses_and_settings() -> None:
@@ -496,7 +517,7 @@ def test_jobs_are_named_by_id_or_by_a_name_that_is_theirs_alone(
     assert "'twin' is the name of several jobs; give an ID" in result.stderr
     assert all(twin.id in result.stderr for twin in twins)
     assert "there is no job 'alon'" in boost("cancel", "alon").stderr
-    monkeypatch.setattr("service.cli.options._PAGE", 1)
+    monkeypatch.setattr("service.cli.connection._PAGE", 1)
     assert boost("show", "alone", "--json").stdout == boost("show", alone.id, "--json").stdout
     store.create(a_spec(name="twin-2"), "/c")
     assert "'twin' is the name of several jobs" in boost("cancel", "twin").stderr

@@ -100,4 +100,4 @@ def test_every_transition_is_among_the_points(told_of: Callable[[str], Told]) ->
             state = next_state(state, Reason(reason))
     # Gangs in a file pause at once, so no pause is withdrawn too late, and none of theirs waits for workers.
     unplayed = {(JobState.RUNNING, Reason.RESUMED_BY_USER), (JobState.RUNNING, Reason.WAITING_FOR_RESOURCES)}
-    assert made == {(state, reason) for state, reasons in TRANSITIONS.items() for reason in reasons} - unplayed
+    assert made == {(state, reason) for reason, changes in TRANSITIONS.items() for state in changes} - unplayed

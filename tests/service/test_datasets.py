@@ -14,7 +14,7 @@ from boost_core.data.corpus import load_corpus
 from boost_core.data.pipeline.build import Build
 from boost_core.data.pipeline.engine import LocalEngine
 from boost_core.data.tokenizers import train_bpe
-from service.cli.console import read_yaml_as
+from service.cli.console import read_as
 from service.client import ApiError, Client
 from service.gang.builds import BuildStatus, BuildTask
 from service.gang.ray.builds import Builder
@@ -330,7 +330,7 @@ def test_of_two_that_create_a_failed_one_again_the_later_is_told(store: JobStore
 def test_only_who_has_the_lease_writes(store: JobStore, client: Client, tmp_path: Path, cluster: Cluster) -> None:
     client.create_dataset(request(tmp_path))
     lease = Leases(store.engine, "one").take("scheduler", 30)
-    Leases(store.engine, "one").give_back(lease)
+    Leases(store.engine, "one").renew(lease, 0.0)
     assert Leases(store.engine, "other").take("scheduler", 30)
     overtaken = DatasetBuilds(store, lease)
     with pytest.raises(LeaseLost):
@@ -443,7 +443,7 @@ def test_a_panic_of_what_makes_a_dataset_ends_it(tmp_path: Path, monkeypatch: py
 
 def test_the_example_is_legal() -> None:
     example = Path(__file__).parents[2] / "examples" / "datasets" / "python-v1.yaml"
-    assert read_yaml_as(DatasetRequest, example).name == "python-v1"
+    assert read_as(DatasetRequest, example).name == "python-v1"
 
 
 def test_a_build_makes_room_for_a_job_that_waits_for_its_cpus(

@@ -64,7 +64,7 @@ def test_another_takes_over_when_it_has_run_out(store: JobStore, holders: tuple[
     run_out(store.engine)
     assert other.take(WORK, 60) == Lease(WORK, 2)
     assert stale and not one.renew(stale, 60)
-    one.give_back(stale)
+    one.renew(stale, 0.0)
     assert one.take(WORK, 60) is None, "what is not one's own is neither renewed nor given back"
 
 
@@ -82,7 +82,7 @@ def test_what_is_given_back_is_had_at_once(holders: tuple[Leases, Leases]) -> No
     one, other = holders
     lease = one.take(WORK, 60)
     assert lease
-    one.give_back(lease)
+    one.renew(lease, 0.0)
     assert other.take(WORK, 60) == Lease(WORK, 2)
 
 

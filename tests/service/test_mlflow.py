@@ -101,7 +101,7 @@ def test_as_many_points_as_a_request_holds(
     steps = range(1, 113)  # the first 111 have 999 points
     entries = [Entry(step, job.submitted_at, step, dict.fromkeys(names, float(step))) for step in steps]
     last = Entry(113, job.submitted_at, 112, {}, "failed: " + "x" * 10_000, JobState.FAILED)
-    run_id = Mlflow(server.url, "many", {}).send(Batch(job, [*entries, last]), {})["run"]
+    run_id = Mlflow(server.url, "many", {}, None).send(Batch(job, [*entries, last]), {})["run"]
     for name in names:
         assert points(server, run_id, name) == [(step, float(step)) for step in steps]
     run = server.client().get_run(run_id)

@@ -18,7 +18,7 @@ from service.accounts.tenants_and_queues import QueueInUse
 from service.api.errors import RateLimited
 from service.api.routes.cluster import NODES
 from service.api.routes.jobs import merged
-from service.api.searches import Searches, Turns
+from service.api.searches import Results, Searches
 from service.jobs.datasets import DatasetBuilds, DatasetStore
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
@@ -708,7 +708,7 @@ def test_layouts_are_chosen_whatever_the_data_is() -> None:
     searches = Searches()
     chosen = searches.layouts(spec, "a", NOMINAL)
     assert chosen == choose_layouts(spec)
-    with searches.for_layouts.of("a"):
+    with searches.for_layouts.turn("a"):
         another = spec.training.model_copy(update={"seed": 7})
         assert (
             searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a", NOMINAL) is chosen
@@ -722,7 +722,7 @@ def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:
     found = searches.plans(spec, asked, "a")
     assert found == search_report(spec, asked)
     elastic = a_spec(name="another", elasticity={"data_parallel_size": {"max": 2}})
-    with searches.for_plans.of("a"):
+    with searches.for_plans.turn("a"):
         assert searches.plans(elastic, asked, "a") is found
         for other in (PlanSearch(gpus=4, top=1), PlanSearch(gpus=2, top=2)):
             with pytest.raises(RateLimited):
@@ -744,23 +744,23 @@ def test_a_defect_in_a_search_is_not_taken_for_the_jobs(monkeypatch: pytest.Monk
 @pytest.mark.full
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:
     left = GOOD | {"parallelism": {}, "elasticity": {"layouts": "auto", "gpus": {"max": 4}}}
-    with api.app.state.context.searches.for_layouts.of("default"):
+    with api.app.state.context.searches.for_layouts.turn("default"):
         busy = http.post("/jobs", json=left)
         assert (busy.status_code, busy.headers["Retry-After"]) == (429, "5")
         assert http.post("/jobs", json=GOOD).status_code == 201, "others need no search"
     assert http.post("/jobs", json=left).status_code == 201
-    with api.app.state.context.searches.for_layouts.of("default"):
+    with api.app.state.context.searches.for_layouts.turn("default"):
         assert http.post("/jobs/dry-run", json=left).status_code == 200, "what is known is not searched again"
 
 
 def test_each_tenant_searches_one_at_a_time_and_all_together_two() -> None:
-    turns = Turns()
-    with turns.of("a"):
-        with pytest.raises(RateLimited, match="another search of this tenant"), turns.of("a"):
+    results = Results[str](1)
+    with results.turn("a"):
+        with pytest.raises(RateLimited, match="another search of this tenant"), results.turn("a"):
             raise AssertionError
-        with turns.of("b"), pytest.raises(RateLimited, match="of other tenants"), turns.of("c"):
+        with results.turn("b"), pytest.raises(RateLimited, match="of other tenants"), results.turn("c"):
             raise AssertionError
-        with turns.of("c"):
+        with results.turn("c"):
             pass
 
 

@@ -15,14 +15,15 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.data_files import UnfitData, check_data
 from boost_core.config.storage import giving_up_soon
-from boost_core.data.tokenize import TokenizePlan, tokenize
-from boost_core.data.tokenizers import ByteTokenizer
+from boost_core.config.training import CorpusConfig
+from boost_core.data.tokenize import tokenize
 from boost_core.messages import LogLine
 from service.gang.assignment import RankEnd
 from service.gang.worker.rank_metrics import LogReports
 from service.gang.worker.worker import end_of
+from service.security.access import Access
 from service.security.redaction import redact_logs
-from service.security.secrets import SecretReference, configure_fsspec, load
+from service.security.secrets import SecretReference, load
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
@@ -82,7 +83,7 @@ def as_a_rank(reference: SecretReference, spec: JobSpec) -> tuple[list, RankEnd 
     handler = LogReports(heard, 0)
     logger.addHandler(handler)
     try:
-        configure_fsspec(load(reference))
+        Access(reference).configure()
         return train_and_record(spec), None, [line.message for line in heard.lines]
     except Exception as error:
         logger.exception("stops")
@@ -110,8 +111,8 @@ def test_ranks_train_with_their_jobs_secret(
     source = SourceConfig(kind="text", paths=(str(tmp_path / "corpus"),))
     paths = {"text": (str(tmp_path / "corpus"), corpus), "tokenized": (str(tmp_path / "tokens"), f"{corpus}-tokens")}
     if kind == "tokenized":
-        plan = TokenizePlan(source, paths[kind][0], ByteTokenizer(), "", validation_fraction=0.2, shard_tokens=4000)
-        tokenize(plan, lambda progress: None)
+        corpus_of_text = CorpusConfig(source=source, validation_fraction=0.2, shard_tokens=4000)
+        tokenize(corpus_of_text, paths[kind][0], lambda *_: None)
         filesystem = fsspec.filesystem("s3", **options(secrets, "blue"))
         filesystem.put(f"{paths[kind][0]}/", f"{paths[kind][1]}/", recursive=True)
     on_disk, on_s3 = ({"source": {"kind": kind, "paths": [path]}} for path in paths[kind])

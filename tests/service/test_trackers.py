@@ -26,7 +26,7 @@ from service.security.secrets import SecretUnusable
 from service.settings import Settings
 from service.trackers import curves, forwarder
 from service.trackers.forwarder import LEASE, THREADS_PER_TENANT, Forwarder, deliver
-from service.trackers.opening import TrackerFactory, tracker_errors
+from service.trackers.opening import open_tracker, tracker_errors
 from tests.service.command_line import run_boost
 from tests.service.conftest import RunningApi, With
 from tests.service.records import GOOD, a_step, start
@@ -187,7 +187,7 @@ def test_one_service_at_a_time_tells(store: JobStore, settings: Settings, tmp_pa
     stale = TrackerStore(store.engine, lease)
     tracked = stale.one(job.id, "tensorboard")
     with forwarding(store, settings):
-        leases.give_back(lease)
+        leases.renew(lease, 0.0)
         told = wait_until_told(store, job, "tensorboard")
     assert not stale.write(told, tracked, open_=True), "its lease has gone"
     assert TrackerStore(store.engine).one(job.id, "tensorboard") == told
@@ -242,7 +242,7 @@ def test_an_answer_that_never_ends_is_given_up(
         job = tracked_job(store, tmp_path, settings, trackers=trackers)
         report(store, job, a_step(1))
         with pytest.raises(ConnectionError, match="its answer takes longer"):
-            deliver(store, TrackerStore(store.engine), Tracked(job.id, kind), TrackerFactory(settings)(kind, job))
+            deliver(store, TrackerStore(store.engine), Tracked(job.id, kind), open_tracker(settings, kind, job))
         thread.join()
 
 
@@ -258,7 +258,7 @@ def test_a_secrets_address_holds_no_password(store: JobStore, settings: Settings
     )
     assert TOKEN not in repr(errors)
     with pytest.raises(SecretUnusable, match="base_url of the secret"):
-        TrackerFactory(settings)("wandb", job)
+        open_tracker(settings, "wandb", job)
 
 
 @pytest.mark.full

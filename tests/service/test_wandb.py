@@ -26,7 +26,7 @@ from service.jobs.trackers import Tracked, TrackerStore
 from service.settings import Settings
 from service.trackers import curves, forwarder, wandb
 from service.trackers.forwarder import deliver
-from service.trackers.opening import TrackerFactory, tracker_errors
+from service.trackers.opening import open_tracker, tracker_errors
 from tests.service.records import a_restart, a_spec, a_step, an_evaluation
 from tests.service.test_trackers import write_secret
 from tests.service.tracking import forwarding, kill_deliveries, report, tracked_job, wait_for, wait_until_told
@@ -101,7 +101,7 @@ def test_files_for_wandb_sync_go_on_where_a_service_has_died(
     report(store, job, *map(a_step, range(1, 8)), a_restart(7), a_step(6, loss=0.1), a_step(7, loss=0.1))
     progress = TrackerStore(store.engine)
     with patch.object(TrackerStore, "write", side_effect=SystemExit), pytest.raises(SystemExit):  # it is not noted
-        deliver(store, progress, progress.one(job.id, KIND), TrackerFactory(settings)(KIND, store.get(job.id)))
+        deliver(store, progress, progress.one(job.id, KIND), open_tracker(settings, KIND, store.get(job.id)))
     assert points(rows(job)), "but written"
     with forwarding(store, settings):
         report(store, job, a_step(8, loss=math.nan), an_evaluation(8, 2.5))
@@ -203,9 +203,9 @@ def test_a_server_is_asked_what_it_has_without_the_place_of_a_process(
     free: list[int] = []
 
     @contextmanager
-    def logged(_: object) -> Iterator[dict[str, str]]:
+    def logged(_: object) -> Iterator[tuple[str, str]]:
         with wandb._room:
-            yield {"url": "its page", "file": ""}
+            yield "its page", ""
 
     def last_event(*_: object) -> int:
         free.append(wandb._room._value)
@@ -216,7 +216,7 @@ def test_a_server_is_asked_what_it_has_without_the_place_of_a_process(
     job = tracked_job(store, tmp_path, settings, trackers=ONLINE)
     write_secret(settings, "default", "lab", api_key=KEY)
     report(store, job, a_step(1))
-    deliver(store, TrackerStore(store.engine), Tracked(job.id, KIND), TrackerFactory(settings)(KIND, job))
+    deliver(store, TrackerStore(store.engine), Tracked(job.id, KIND), open_tracker(settings, KIND, job))
     assert free == [wandb._TOGETHER, wandb._TOGETHER]
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +18,7 @@ from service.jobs.trackers import Tracked, TrackerStore
 from service.settings import Settings
 from service.trackers import forwarder as forwarder_module
 from service.trackers.forwarder import Forwarder
-from service.trackers.opening import TrackerFactory, kinds_of
+from service.trackers.opening import kinds_of, open_tracker
 from tests.service.records import a_spec, numbered, start
 
 INTERVAL = 0.05
@@ -42,7 +43,7 @@ def report(store: JobStore, job: JobRecord, *reports: Report) -> None:
 @contextmanager
 def forwarding(store: JobStore, settings: Settings, holder: str = "this process") -> Iterator[Forwarder]:
     """A forwarder that runs."""
-    forwarder = Forwarder(store, Leases(store.engine, holder), TrackerFactory(settings), INTERVAL)
+    forwarder = Forwarder(store, Leases(store.engine, holder), partial(open_tracker, settings), INTERVAL)
     with patch.object(forwarder_module, "_LONGEST_PAUSE_SECONDS", INTERVAL):
         forwarder.start()
         try:

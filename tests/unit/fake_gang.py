@@ -177,8 +177,8 @@ class FakeGang:
             return None
         keys = [index.key for index in self.spare.snapshots]
         kept = (keys[0].generation, keys[0].step) if keys else None
-        up = self.now >= self.spare.up_at
-        return port.SpareStatus(self.spare.number, self.spare.node, up, self._copying, kept, self.spare_failure)
+        busy = self._copying or self.now < self.spare.up_at
+        return port.SpareStatus(self.spare.number, self.spare.node, busy, kept, self.spare_failure)
 
     def _status(self, worker: FakeWorker) -> port.WorkerStatus:
         if self.now < worker.up_at:

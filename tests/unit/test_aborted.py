@@ -18,7 +18,7 @@ from service.gang.assignment import Assignment, End, GangContext, Message, RankE
 from service.gang.status import JobTag
 from service.gang.worker import worker as worker_module
 from service.gang.worker.worker import Worker, end_of
-from service.logs import GangLogs, LogFormat
+from service.logs import LogFormat
 from service.security.access import Access
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
@@ -84,7 +84,7 @@ def test_nothing_counts_that_was_read_after_the_abort(
 
 def a_worker(push=lambda message: None) -> Worker:
     """A worker of this process, which sends what it has to say to ``push``."""
-    context = GangContext(JobTag("job-1", 1, "a", "t", "u"), Access(), range(0), GangLogs(LogFormat.TEXT, "", 1))
+    context = GangContext(JobTag("job-1", 1, "a", "t", "u"), Access(), range(0), LogFormat.TEXT)
     return Worker(0, context, "node", "actor", "127.0.0.1", (), push, lambda *_: [])
 
 
@@ -145,7 +145,7 @@ def test_a_rank_that_fails_says_so_before_it_leaves_the_others_alone(
     worker = a_worker(push)
     spec = tiny_job("unused", tmp_path, parallelism={"tensor_parallel_size": 1})
     assignment = Assignment(1, spec, 0, worker.rendezvous(), (0,))
-    monkeypatch.setattr(worker_module, "train", fails)
+    monkeypatch.setattr(worker_module.trainer, "train", fails)
     monkeypatch.setattr(worker, "abort", lambda: seen.append("aborted"))
     leave = worker._leave
     monkeypatch.setattr(worker, "_leave", lambda: (seen.append("left"), leave())[1])

@@ -15,7 +15,6 @@ from service.scheduler.autoscaling import (
     REPEAT_SECONDS,
     VERDICT_SECONDS,
     Autoscaling,
-    ResourceRequest,
     requested_nodes,
 )
 from service.scheduler.cluster_snapshot import SchedulerMemory
@@ -33,7 +32,7 @@ def limited_to(cpus: float) -> Limits:
     return Limits(tenants={"default": {"CPU": cpus}})
 
 
-def requested(jobs: list[JobRecord], limits: Limits) -> tuple[tuple[Bundle, ...], list[ResourceRequest]]:
+def requested(jobs: list[JobRecord], limits: Limits) -> tuple[tuple[Bundle, ...], list[tuple[Bundle, ...]]]:
     allocated, waiting = requested_nodes(jobs, limits, SchedulerMemory().demand)
     return allocated, list(waiting)
 
@@ -41,38 +40,38 @@ def requested(jobs: list[JobRecord], limits: Limits) -> tuple[tuple[Bundle, ...]
 @pytest.mark.parametrize(
     ("jobs", "limits", "held", "waiting"),
     [
-        ([], Limits(), 0, {}),
-        ([job("j", 2)], Limits(), 0, {"j": 2}),
-        ([job("j", 2, *WAITING)], Limits(), 0, {"j": 2}),
-        ([job("j", 2, *STARTING)], Limits(), 2, {}),
-        ([running("j", 2), job("k", 1)], Limits(), 2, {"k": 1}),
+        ([], Limits(), 0, []),
+        ([job("j", 2)], Limits(), 0, [2]),
+        ([job("j", 2, *WAITING)], Limits(), 0, [2]),
+        ([job("j", 2, *STARTING)], Limits(), 2, []),
+        ([running("j", 2), job("k", 1)], Limits(), 2, [1]),
         # In the order of the queue.
-        ([job("j", 1), job("k", 2, priority=1)], Limits(), 0, {"k": 2, "j": 1}),
+        ([job("j", 1), job("k", 2, priority=1)], Limits(), 0, [2, 1]),
         # An elastic job asks for its own shape, and goes on doing so when it runs with less; more it keeps.
-        ([job("j", 2, up_to=4)], Limits(), 0, {"j": 2}),
-        ([trained_at(1, running("j", 2, up_to=4))], Limits(), 2, {}),
-        ([trained_at(4, running("j", 2, up_to=4))], Limits(), 4, {}),
+        ([job("j", 2, up_to=4)], Limits(), 0, [2]),
+        ([trained_at(1, running("j", 2, up_to=4))], Limits(), 2, []),
+        ([trained_at(4, running("j", 2, up_to=4))], Limits(), 4, []),
         # Within quotas, and smaller where that helps.
-        ([job("j", 3), job("k", 2), job("l", 1)], limited_to(4), 0, {"j": 3, "l": 1}),
-        ([running("j", 3), job("k", 2), job("l", 1)], limited_to(4), 3, {"l": 1}),
-        ([job("j", 9)], limited_to(4), 0, {}),
+        ([job("j", 3), job("k", 2), job("l", 1)], limited_to(4), 0, [3, 1]),
+        ([running("j", 3), job("k", 2), job("l", 1)], limited_to(4), 3, [1]),
+        ([job("j", 9)], limited_to(4), 0, []),
         # Nobody asks who is not to run.
-        ([job("j", 1).model_copy(update={"pause_requested": True})], Limits(), 0, {}),
-        ([job("j", 1).model_copy(update={"cancel_requested": True})], Limits(), 0, {}),
+        ([job("j", 1).model_copy(update={"pause_requested": True})], Limits(), 0, []),
+        ([job("j", 1).model_copy(update={"cancel_requested": True})], Limits(), 0, []),
     ],
 )
-def test_who_asks_for_how_much(jobs: list[JobRecord], limits: Limits, held: int, waiting: dict[str, int]) -> None:
+def test_who_asks_for_how_much(jobs: list[JobRecord], limits: Limits, held: int, waiting: list[int]) -> None:
     have, requests = requested(jobs, limits)
     assert have == (Bundle({"CPU": 1}),) * held
-    assert [(wish.job_id, len(wish.bundles)) for wish in requests] == list(waiting.items())
+    assert [len(needed) for needed in requests] == waiting
 
 
 def test_a_job_that_may_be_smaller_than_its_own_shape_is_where_its_quota_is_small() -> None:
     elastic = job("j", 1, up_to=4)
     own = elastic.spec.parallelism.model_copy(update={"data_parallel_size": 4})
     elastic = elastic.model_copy(update={"spec": elastic.spec.model_copy(update={"parallelism": own})})
-    assert [len(wish.bundles) for wish in requested([elastic], Limits())[1]] == [4]
-    assert [len(wish.bundles) for wish in requested([elastic], limited_to(3))[1]] == [1]
+    assert [len(needed) for needed in requested([elastic], Limits())[1]] == [4]
+    assert [len(needed) for needed in requested([elastic], limited_to(3))[1]] == [1]
 
 
 def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> None:
@@ -81,15 +80,15 @@ def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> 
     elasticity = ElasticityConfig.model_validate(layouts)
     left = left.model_copy(update={"spec": left.spec.model_copy(update={"elasticity": elasticity})})
     with patch.object(Demand, "seconds", lambda _, layout: 1 / layout.world_size):
-        assert [len(wish.bundles) for wish in requested([left], Limits())[1]] == [4]
-        assert [len(wish.bundles) for wish in requested([left], limited_to(3))[1]] == [1]
+        assert [len(needed) for needed in requested([left], Limits())[1]] == [4]
+        assert [len(needed) for needed in requested([left], limited_to(3))[1]] == [1]
 
 
 def test_ranks_that_share_a_node_are_one_bundle_with_the_labels_of_their_job() -> None:
     labelled = job("j", 2, tensor=2, cpus=3, gpus=1, node_labels={"zone": "a"}, accelerator_type="H100")
-    _, (wish,) = requested([labelled], Limits())
+    _, (needed,) = requested([labelled], Limits())
     labels = {"zone": "a", "ray.io/accelerator-type": "H100"}
-    assert wish.bundles == (Bundle({"CPU": 6, "GPU": 2}, labels),) * 2
+    assert needed == (Bundle({"CPU": 6, "GPU": 2}, labels),) * 2
 
 
 class Cluster:
@@ -111,7 +110,7 @@ class Office:
         self.cluster, self.seconds = Cluster(cpus), 0.0
         self.autoscaling = Autoscaling(self.cluster, lambda: self.seconds)
 
-    def passes(self, seconds: float, requests: list[ResourceRequest], held: int = 0) -> set[float]:
+    def passes(self, seconds: float, requests: list[tuple[Bundle, ...]], held: int = 0) -> set[float]:
         """Make passes; how many CPUs were granted meanwhile."""
         granted = set()
         for _ in range(int(seconds)):
@@ -126,8 +125,8 @@ def cpus(count: int) -> tuple[Bundle, ...]:
     return (Bundle({"CPU": 1}),) * count
 
 
-def requests(*sizes: int) -> list[ResourceRequest]:
-    return [ResourceRequest(f"job-{number}", cpus(size)) for number, size in enumerate(sizes)]
+def requests(*sizes: int) -> list[tuple[Bundle, ...]]:
+    return [cpus(size) for size in sizes]
 
 
 def test_a_request_is_sent_when_it_changes_and_now_and_then() -> None:
@@ -162,7 +161,7 @@ def test_those_that_need_as_much_are_set_aside_with_it_for_a_while() -> None:
 
 def test_many_that_no_nodes_could_hold_keep_nobody_from_theirs() -> None:
     office = Office(10)
-    bad = [ResourceRequest(f"bad-{size}", (Bundle({"CPU": size}),)) for size in range(100, 116)]  # no two alike
+    bad = [(Bundle({"CPU": size}),) for size in range(100, 116)]  # no two alike
     assert 1 in office.passes(30 * VERDICT_SECONDS, [*bad, *requests(1)])
 
 

@@ -96,6 +96,7 @@ def test_what_starts_meanwhile_and_what_shrinks_meanwhile_is_heeded() -> None:
     cluster = ClusterSnapshot(
         jobs, nodes(12, free=[4]), {"a": trains(8)}, {}, ResizePolicy(), Limits(), (), SchedulerMemory()
     )
+    cluster.demands |= {each.id: cluster.alone(cluster.records[each.id]) for each in jobs[1:]}
     head = Head(cluster, jobs[1])
     assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
     cluster.launch(jobs[2], Layout(1, 1, 2), "")
@@ -169,6 +170,7 @@ class World:
             [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits(), (),
             SchedulerMemory(),
         )  # fmt: skip
+        cluster.demands |= {one.id: cluster.alone(cluster.records[one.id]) for one in (self.head, self.other)}
         waits = cluster.possible(cluster.demands[self.head.id]) and not cluster.fitting(self.head, cluster.room)
         if not (waits and cluster.fitting(self.other, cluster.room)) or not cluster.nodes(self.head) & cluster.nodes(
             self.other

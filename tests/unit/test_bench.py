@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import boost_core.bench.__main__ as bench
 import tests.benchmarks.kernels as kernels
 import tests.benchmarks.rank as rank_benchmark
-from boost_core.architecture import micro_batch_payloads
+from boost_core.architecture import block_exchanges
 from boost_core.bench.rank import LoneCommunicator, RunShape, alone, draw_weights
-from boost_core.bench.results import NO_GPU, Row, Spread, table
+from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.config import JobSpec
 from boost_core.data.corpus import Sampler, load_corpus
 from boost_core.hardware import LINKS
@@ -89,7 +89,7 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
                 "training": {"steps": 1},
             }
         )
-        payloads = micro_batch_payloads(spec.model, spec.parallelism, spec.parallelism.recompute)
+        payloads = [payload for part in block_exchanges(spec.model, spec.parallelism) for payload in part]
         elements = sum(payload.elements + payload.statistics for payload in payloads)
         return 2 * collective_seconds(link, "all_reduce", 2, 4 * tokens * elements, len(payloads))
 
@@ -125,7 +125,7 @@ def test_nothing_is_timed_when_results_are_wrong(tmp_path: Path, capsys: pytest.
     path = tmp_path / "results.csv"
     with patch.object(kernels, "disagreements", return_value=["residual_add is off"]):
         assert kernels.main([*AT_A_TINY_SHAPE, "--results", str(path)]) == 1
-    assert not path.read_text()
+    assert not path.exists()
     assert "residual_add is off" in capsys.readouterr().err
 
 
@@ -180,6 +180,7 @@ def test_what_cannot_be_timed_is_refused_first(
     results = [] if "--results" in arguments else ["--results", "results.csv"]
     assert main([*arguments, *results]) == 2
     assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("gpus", "more"), [(1, []), (2, ["--ranks", "3"])])
@@ -253,7 +254,7 @@ def test_nothing_is_timed_of_steps_that_diverge(tmp_path: Path, capsys: pytest.C
         patch("boost_core.bench.rank.training_step", return_value=left_out),
     ):
         assert rank_benchmark.main([*AT_A_TINY_SHAPE, *chosen]) == 1
-    assert not path.read_text()
+    assert not path.exists()
     assert "diverges, with a loss of 5.5 and a gradient norm of inf" in capsys.readouterr().err
 
 
@@ -268,12 +269,12 @@ def test_the_command_hands_its_arguments_on(module: str) -> None:
 
 
 def test_one_value_is_its_own_spread() -> None:
-    assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0)
-    assert Spread.of([1.0, 2.0]) == Spread(1.2, 1.5, 1.8)
+    assert Row.of("a", "step", "s", 2.0) == Row("a", "step", "s", 2.0, 2.0, 2.0)
+    assert Row.of("a", "step", "s", 1.0, 2.0) == Row("a", "step", "s", 1.2, 1.5, 1.8)
 
 
 def test_a_table_has_a_line_a_case() -> None:
-    rows = [Row("a", "step", "s", 0.1, 0.2, 0.3), Row.single("b", "peak memory", "bytes", 2**31)]
+    rows = [Row("a", "step", "s", 0.1, 0.2, 0.3), Row.of("b", "peak memory", "bytes", 2**31)]
     header, first, second = table(rows, 80).splitlines()
     assert header.split() == ["step", "peak", "memory"]
     assert first.split() == ["a", "200.000", "ms", "(100.000", "–", "300.000)", "–"]

@@ -10,8 +10,8 @@ import pytest
 from boost_core.config import JobSpec, Layout
 from boost_core.messages import Cause, ComparisonReport
 from boost_core.plan.machine import SPARE, Basis, MeasuredProfile, shape_of
-from boost_core.plan.memory import RankMemory, node_bytes, rank_memory
-from boost_core.plan.report import at, needed_bytes, nothing_fits, offload_seconds, plan, step_seconds
+from boost_core.plan.memory import Memory, node_bytes, rank_memory
+from boost_core.plan.report import at, needed_bytes, nothing_fits, plan, step_seconds
 from boost_core.plan.resolve import NothingFits, choose_layouts
 from boost_core.plan.search import largest_part, reasons, search, search_as_reported, sensitivities
 from service.gang.assignment import bytes_to_keep
@@ -20,6 +20,7 @@ from service.gang.status import Orders
 from service.jobs.model import JobRecord
 from service.jobs.observations import observation
 from service.scheduler.demand import demand_of
+from tests.planning_truth import offload_seconds
 from tests.scheduling import job as record_of
 from tests.unit.fake_gang import START_SECONDS, FakeGang
 
@@ -218,7 +219,7 @@ def test_processes_that_only_keep_the_state_need_as_much_wherever_a_gang_has_it(
     assert needed == {3 * sum(held_in_state(rank_memory(job(2, 2, recompute="latent"), layout)))}
 
 
-def held_in_state(memory: RankMemory) -> tuple[int, int, int]:
+def held_in_state(memory: Memory) -> tuple[int, int, int]:
     return memory.weights, memory.gradients, memory.optimizer
 
 

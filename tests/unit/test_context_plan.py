@@ -26,8 +26,6 @@ from boost_core.context.plan import (
     Piece,
     RankWork,
     busiest,
-    key_transfers,
-    query_transfers,
     rank_work,
     rounds,
 )
@@ -159,7 +157,8 @@ def test_degrees_that_are_kept_while_chunks_move_are_those_of_the_transfers(give
         partition.place(chunk, 100)
     exchanged = True
     while exchanged:
-        sent = key_transfers(local_tasks(window, partition.placement), partition.placement)
+        placement = partition.placement
+        sent = ContextPlan(window, ranks, placement, local_tasks(window, placement), 1).keys
         degrees = Counter(each.sender for each in sent), Counter(each.receiver for each in sent)
         assert [partition._sends, partition._receives] == [[each[rank] for rank in range(ranks)] for each in degrees]
         assert partition.load == list(areas(window, local_tasks(window, partition.placement), ranks))
@@ -174,7 +173,7 @@ def test_moved_tasks_make_no_rank_heavier_than_the_heaviest(plan: ContextPlan) -
         assert moved == moved_tasks(plan.window, plan.placement, plan.ranks, most=most)
         assert max(areas(plan.window, moved, plan.ranks)) <= before
         assert [task.queries for task in moved] == list(range(plan.window.chunks))
-        assert busiest(query_transfers(moved, plan.placement)) <= (plan.window.chunks if most is None else most)
+        assert busiest(replace(plan, tasks=moved).queries) <= (plan.window.chunks if most is None else most)
 
 
 @pytest.mark.parametrize(("chunks", "ranks"), [(8, 2), (16, 4), (64, 8)])
@@ -204,7 +203,7 @@ def test_windows_of_real_lengths_are_even_and_near(kind: str) -> None:
         for how in ("heap", "near"):
             placement = place(window, 32, how)
             tasks = local_tasks(window, placement)
-            sent = key_transfers(tasks, placement)
+            sent = ContextPlan(window, 32, placement, tasks, 1).keys
             moved[how] += len(sent)
             rounds_[how] += busiest(sent)
         uneven.append(max(areas(window, tasks, 32)) * 32 / window.area)
@@ -222,7 +221,7 @@ def test_few_of_many_chunks_are_swapped() -> None:
     assert 0 < swaps.call_count <= 8
     tasks = {how: local_tasks(window, placement) for how, placement in placements.items()}
     assert max(areas(window, tasks["near"], 32)) * 32 / window.area <= 1.1
-    sent = {how: len(key_transfers(tasks[how], placement)) for how, placement in placements.items()}
+    sent = {how: len(ContextPlan(window, 32, its, tasks[how], 1).keys) for how, its in placements.items()}
     assert sent["near"] <= 0.7 * sent["heap"]
 
 
@@ -251,7 +250,7 @@ def test_own_tasks_send_no_queries() -> None:
     window = Window((6, 2), 2)
     tasks = local_tasks(window, [0, 1, 0, 1])
     assert tasks[2] == Task(2, range(3), 0)
-    assert not query_transfers(tasks, [0, 1, 0, 1])
+    assert not ContextPlan(window, 2, [0, 1, 0, 1], tasks, 1).queries
 
 
 @pytest.mark.parametrize(
@@ -282,14 +281,14 @@ def test_ranks_pieces_are_the_pairs_of_the_mask_each_once(plan: ContextPlan, nod
     filled = [number for number, sent in enumerate(plan.key_stages, start=1) if sent]
     for rank, work in enumerate(works):
         met = Counter[tuple[int, int]]()
-        own, foreign = tokens_of(window, work.chunks), tokens_of(window, asked(works, rank))
+        own, foreign = tokens_of(window, work.own.chunks), tokens_of(window, asked(works, rank))
         for number, area in enumerate(plan.stage_areas[rank]):
             if number and number not in filled:
                 assert area == 0
                 continue
             stage = work.stages[filled.index(number)] if number else None
             keys = own if stage is None else tokens_of(window, received(works, rank, filled.index(number)))
-            here = stage or work
+            here = stage or work.own
             pairs = [pair for piece in here.pieces for pair in pairs_of(piece, own, keys, reach)]
             pairs += [pair for piece in here.remote_pieces for pair in pairs_of(piece, foreign, keys, reach)]
             assert len(pairs) == area
@@ -309,7 +308,7 @@ def asked(works: Sequence[RankWork], rank: int) -> list[int]:
     assert len({each is None for each in queries}) == 1  # all ranks call the exchange, or none
     if queries[rank] is None:
         return []
-    sent = [[work.chunks[at] for at in its.sends[rank]] for work, its in zip(works, queries, strict=True)]
+    sent = [[work.own.chunks[at] for at in its.sends[rank]] for work, its in zip(works, queries, strict=True)]
     assert [len(each) for each in sent] == list(queries[rank].receives)
     assert list(queries[rank].places) == list(range(sum(queries[rank].receives)))
     return [chunk for each in sent for chunk in each]
@@ -328,7 +327,7 @@ def received(works: Sequence[RankWork], rank: int, number: int) -> list[int]:
         assert len({each is None for each in traffic}) == 1  # all ranks call an exchange, or none
         if traffic[rank] is None:
             continue
-        sent = [[work.chunks[at] for at in its.sends[rank]] for work, its in zip(works, traffic, strict=True)]
+        sent = [[work.own.chunks[at] for at in its.sends[rank]] for work, its in zip(works, traffic, strict=True)]
         assert [len(each) for each in sent] == list(traffic[rank].receives)
         in_order += zip(traffic[rank].places, [chunk for each in sent for chunk in each], strict=True)
     assert [place for place, _ in sorted(in_order)] == list(range(len(in_order)))

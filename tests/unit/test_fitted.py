@@ -31,7 +31,7 @@ from boost_core.plan.recompute_mix import BlockCosts, legal_modes
 from boost_core.plan.report import at, plan, predicted_communication, step_parts
 from boost_core.plan.resolve import choose_layouts
 from boost_core.plan.search import PlanSearch, search, search_report
-from boost_core.plan.throughput import ORDER, Step, StepSeconds
+from boost_core.plan.throughput import ORDER, Step
 from service.scheduler.demand import demand_of
 from tests.jobs import tiny_job
 from tests.planning_truth import replayed_parts
@@ -186,7 +186,7 @@ def test_a_range_is_the_sum_of_the_parts_ranges_and_a_note_says_both_factors() -
     found = plan(job, on)
     (shape,) = found.shapes
     assert any("1.50 times" in note and "3.00 times" in note for note in found.notes)
-    seconds = StepSeconds(**shape.step_parts.model_dump())
+    seconds = shape.step_parts
     parts = range_of(seconds.total - seconds.communication, 0.1), range_of(seconds.communication, 0.5)
     assert shape.step_seconds_range == pytest.approx([sum(ends) for ends in zip(*parts, strict=True)])
 

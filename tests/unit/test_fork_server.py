@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.gang.ray import fork_client
+from service.gang.ray import fork_client, fork_server
 from service.gang.ray.fork_server import ForkServer
 
 SERVER = """
@@ -175,11 +175,12 @@ def test_a_worker_starts_by_itself_where_others_could_read_what_it_says(node: No
     assert seen(client)["pid"] == client.pid
 
 
-def test_a_server_that_nobody_needs_ends(node: Node) -> None:
+def test_a_server_that_nobody_needs_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "IDLE_SECONDS", 0.01)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(node.folder / "server"))
         listener.listen()
-        assert ForkServer(listener, os.pidfd_open(node.raylet.pid), idle_seconds=0.01).serve() is None
+        assert ForkServer(listener, os.pidfd_open(node.raylet.pid)).serve() is None
 
 
 def test_another_environment_has_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

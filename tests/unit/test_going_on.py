@@ -9,7 +9,7 @@ import pytest
 
 from boost_core.config import DataConfig, SourceConfig
 from boost_core.config.base import INTERRUPTED
-from boost_core.config.data_files import index_of, read_index
+from boost_core.config.data_files import TokenIndex, index_of, read_index
 from boost_core.data import __main__ as command
 from boost_core.data import tokenizers
 from boost_core.data.corpus import load_corpus
@@ -217,8 +217,8 @@ def test_a_list_of_a_round_that_did_not_end_goes(tmp_path: Path, source: Path) -
 
     lists = []
 
-    def interrupt(progress: command.Progress) -> None:
-        if progress.skipped:
+    def interrupt(index: TokenIndex, *_: object) -> None:
+        if index.skipped:
             lists.extend((tmp_path / "out").glob("quarantine-*.jsonl"))
             raise KeyboardInterrupt
 

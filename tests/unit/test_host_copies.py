@@ -16,7 +16,7 @@ from boost_core.checkpoint import saver
 from boost_core.checkpoint.saver import HostCopies
 from boost_core.checkpoint.shards import Chunk
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.parallel.activation_offload import locked_like
+from boost_core.parallel.activation_offload import page_locked_like
 from boost_core.train import Membership, train
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
@@ -59,7 +59,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_locked_memory_is_as_large_as_what_is_in_it(driver: Driver) -> None:
     tensors = [torch.randn(3, 5), torch.arange(70_000), torch.zeros(1, dtype=torch.bfloat16)]
-    made = locked_like(tensors)
+    made = page_locked_like(tensors)
     ((address, size),) = driver.locked.items()
     assert size - mmap.PAGESIZE < sum(tensor.nbytes + 255 for tensor in tensors)
     for tensor, copy in zip(tensors, made, strict=True):
@@ -72,7 +72,7 @@ def test_locked_memory_is_as_large_as_what_is_in_it(driver: Driver) -> None:
 
 @pytest.mark.full
 def test_memory_is_locked_as_long_as_a_tensor_is_in_it(driver: Driver) -> None:
-    made = locked_like([torch.zeros(2000), torch.zeros(4)])
+    made = page_locked_like([torch.zeros(2000), torch.zeros(4)])
     last = made[1]
     del made
     gc.collect()

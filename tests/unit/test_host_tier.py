@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def test_chunks_are_updated_in_turns_whichever_stream_runs_ahead(gpu: Gpu, seed: int) -> None:
     state = torch.arange(64 * CHUNKS, dtype=torch.float32)
     expected, staging = state.clone(), Staging(torch.device("cuda"))
-    staging.reserve(64)
+    staging.elements = 64
     for _ in range(STEPS):
         expected.mul_(2).add_(1)
         coming = staging.load([[state[:64]]])
@@ -44,7 +44,7 @@ def test_chunks_are_updated_in_turns_whichever_stream_runs_ahead(gpu: Gpu, seed:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_buffer_that_is_only_read_is_not_overwritten_before(gpu: Gpu, seed: int) -> None:
     state, staging = torch.arange(64 * CHUNKS, dtype=torch.float32), Staging(torch.device("cuda"))
-    staging.reserve(64)
+    staging.elements = 64
     rounded = torch.zeros_like(state)
     for here, weight in zip(state.split(64), rounded.split(64), strict=True):
         (chunk,) = staging.use(staging.load([[here]]))
@@ -57,7 +57,7 @@ def test_a_buffer_that_is_only_read_is_not_overwritten_before(gpu: Gpu, seed: in
 def test_two_weights_at_a_time_are_seen_by_the_next_two(gpu: Gpu, seed: int) -> None:
     state = torch.ones(2, 64)
     staging = Staging(torch.device("cuda"))
-    staging.reserve(64)
+    staging.elements = 64
     for _ in range(STEPS):
         one, other = (staging.load([[row]]) for row in state)
         (first,), (second,) = staging.use(one), staging.use(other)

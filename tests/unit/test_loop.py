@@ -402,7 +402,7 @@ def test_updates_of_a_fast_gang_are_stored_a_few_times_a_second(office: Office) 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("failure", [RuntimeError("the database is restarted"), LeaseLost(Lease(LEASE, 1))])
+@pytest.mark.parametrize("failure", [RuntimeError("the database is restarted"), LeaseLost("the lease")])
 def test_updates_that_cannot_be_stored_wait_for_the_next_pass(office: Office, failure: Exception) -> None:
     office.wait_long_between_passes("one")
     office.start("one")

@@ -13,9 +13,10 @@ from boost_core.architecture import cut
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import Layout, RecomputeMode
 from boost_core.plan.machine import machine_for
-from boost_core.plan.memory import RankMemory, rank_memory, state_bytes
-from boost_core.plan.report import offload_seconds, step_parts
-from boost_core.plan.throughput import StepSeconds
+from boost_core.plan.memory import Memory, rank_memory, state_bytes
+from boost_core.plan.report import step_parts
+from boost_core.plan.throughput import StepParts
+from tests.planning_truth import offload_seconds
 
 
 def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
@@ -37,7 +38,7 @@ def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sect
     )  # fmt: skip
 
 
-def memory(spec: JobSpec) -> RankMemory:
+def memory(spec: JobSpec) -> Memory:
     return rank_memory(spec, Layout.of(spec.parallelism))
 
 
@@ -116,7 +117,7 @@ def test_zero_shares_the_optimizers_state_among_replicas(model: dict[str, Any], 
 def test_activations_grow_with_the_micro_batch_and_the_sequence(
     model: dict[str, Any], precision: str, gpus: int, sequences: int, length: int
 ) -> None:
-    def at(micro_batch: int, length: int) -> RankMemory:
+    def at(micro_batch: int, length: int) -> Memory:
         training = {"micro_batch_size": micro_batch, "global_batch_size": 2 * 8 * 9 * 5 * 7, "sequence_length": length}
         return memory(job(precision, model=model, training=training, resources={"gpus_per_worker": gpus}))
 
@@ -231,7 +232,7 @@ def test_more_blocks_that_the_host_has_take_nothing_of_the_device(
 
 @pytest.mark.parametrize(("size", "alone"), [(1, "latent"), (4, "shared")])
 def test_copies_take_what_passes_do_not_hide(size: int, alone: RecomputeMode) -> None:
-    def parts(recompute: str, host_bandwidth: float) -> tuple[StepSeconds, float]:
+    def parts(recompute: str, host_bandwidth: float) -> tuple[StepParts, float]:
         spec = job(
             model={"family": "cola"}, parallelism={"tensor_parallel_size": size, "recompute": recompute},
             resources={"accelerator_type": "A100"}, training={"cuda_graphs": "off"},

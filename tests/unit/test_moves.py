@@ -1,6 +1,7 @@
 """What a gang does next, as tables, and what holds for any view."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,24 +15,27 @@ from service.gang.control.policy import (
     Halt,
     Keep,
     Pause,
+    Replica,
     ReplicaSet,
-    ReplicaView,
     View,
     next_action,
     replica_set,
 )
+from service.gang.control.port import WorkerStatus
 from service.gang.status import Orders
 
-STATES = {  # of a replica, in a letter
-    "-": {"placed": False, "ready": False},
-    "p": {"placed": True, "ready": False},
-    "r": {"placed": True, "ready": True},
-    "d": {"placed": True, "ready": True, "leaving": True},
-    "u": {"placed": True, "ready": True, "leaving": True, "urgent": True},
-    "o": {"placed": True, "ready": True, "layout": Layout(1, 1, 1)},  # of another layout
-    "q": {"placed": False, "ready": False, "layout": Layout(1, 1, 1)},
-    "k": {"placed": True, "ready": True, "keeps": True},
-    "s": {"placed": True, "ready": False, "keeps": True},
+WORKERS = WorkerStatus(1), WorkerStatus(2)
+LEAVING, URGENT = "drained", "preempted"  # nodes
+STATES: dict[str, dict[str, Any]] = {  # of a replica, in a letter
+    "-": {},
+    "p": {"workers": WORKERS},
+    "r": {"workers": WORKERS, "ready": True},
+    "d": {"workers": WORKERS, "ready": True, "nodes": {LEAVING}},
+    "u": {"workers": WORKERS, "ready": True, "nodes": {URGENT}},
+    "o": {"workers": WORKERS, "ready": True, "layout": Layout(1, 1, 1)},  # of another layout
+    "q": {"layout": Layout(1, 1, 1)},
+    "k": {"workers": WORKERS, "ready": True, "keeps": True},
+    "s": {"workers": WORKERS, "keeps": True},
 }
 NUMBERS_OF_REPLICAS = (1, 2, 4)
 
@@ -40,12 +44,10 @@ def layout(data: int) -> Layout:
     return Layout(2, 1, data)
 
 
-def replicas(states: str) -> list[ReplicaView]:
+def replicas(states: str) -> list[Replica]:
     """Numbered from 1."""
-    return [
-        ReplicaView(**{"number": number, "layout": Layout(2, 1, 1), "leaving": False} | STATES[state])
-        for number, state in enumerate(states, 1)
-    ]
+    usual = {"layout": Layout(2, 1, 1), "selector": {}, "keeps": False}
+    return [Replica(**{"number": number, **usual, **STATES[state]}) for number, state in enumerate(states, 1)]
 
 
 def view(
@@ -64,6 +66,8 @@ def view(
         most=most,
         finishing=finishing,
         keeping=keeping,
+        leaving={LEAVING, URGENT},
+        urgent={URGENT},
     )
 
 
@@ -193,7 +197,7 @@ def test_a_gang_is_formed_of_ready_replicas_in_a_shape_that_is_allowed(seen: Vie
         chosen = [replica for replica in seen.replicas if replica.number in action.members]
         assert not seen.members
         assert len(chosen) == len(action.members) == action.layout.dp
-        assert all(replica.ready and not replica.leaving for replica in chosen)
+        assert all(replica.ready and not replica.nodes for replica in chosen)
         assert {replica.layout for replica in chosen} == {action.layout.per_replica}
         assert action.layout in {*seen.orders.allowed, seen.orders.target}
 
@@ -205,7 +209,7 @@ def test_what_is_started_and_given_up_leads_to_as_many_as_ordered(seen: View) ->
     if target is None:
         return
     left = [replica for replica in seen.replicas if replica.number not in wanted.give_up]
-    usable = [replica for replica in left if replica.layout == target.per_replica and not replica.leaving]
+    usable = [replica for replica in left if replica.layout == target.per_replica and not replica.nodes]
     assert len(usable) + wanted.start >= target.dp
     if seen.settled or seen.stored:
         others = {replica.number for replica in left} - set(seen.members)

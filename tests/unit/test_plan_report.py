@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture import block_matrix_parameters, exact_step_flops, model_flops_per_token, muon_step_flops
+from boost_core.architecture import block_matrix_parameters, model_flops_per_token, precise_step_flops
 from boost_core.config import JobSpec, RecomputeMode
 from boost_core.config.parallelism import Layout, chunk_tokens
 from boost_core.context.selection import ContextPlanner, attention_layer
@@ -58,7 +58,7 @@ def test_exact_steps_of_loro_are_spread_over_the_others_and_noted_if_they_take_l
     gpu: str, every: int, noted: bool
 ) -> None:
     often, seldom = plan(loro(gpu, every)), plan(loro(gpu, 10**9))
-    flops = exact_step_flops(job(model={"family": "svd"}).model, 32, 4)
+    flops = precise_step_flops("loro", job(model={"family": "svd"}).model, 32, 4)
     device = device_named(gpu)
     seconds = often.shapes[0].step_seconds - seldom.shapes[0].step_seconds
     assert device is not None and seconds == pytest.approx(flops / (device.tflops["fp64"] * 1e12) / every, rel=1e-4)
@@ -75,7 +75,7 @@ def test_muons_arithmetic_in_fp64_takes_its_time_and_is_noted_if_that_is_long(gp
     adamw, muon = (
         plan(job(optimizer={"kind": kind}, resources=resources, training=training)) for kind in ("adamw", "muon")
     )
-    flops = muon_step_flops(job().model, 32, 4)
+    flops = precise_step_flops("muon", job().model, 32, 4)
     device = device_named(gpu)
     assert device is not None
     least = flops / (device.tflops["fp64"] * 1e12)
@@ -91,7 +91,7 @@ def test_the_products_of_muons_update_are_counted() -> None:
     model = job(model={"family": "svd"}).model.model_copy(update={"num_hidden_layers": 1})
     assert counter.get_total_flops() == 2 * 40 * rank**3 + 4 * sum(rows) * rank**2
     pairs, sides = 7, 4 * 2 * 4096 + 3 * (4096 + 11008)
-    assert muon_step_flops(model, 1, 1) == 2 * pairs * 40 * 1024**3 + 4 * sides * 1024**2
+    assert precise_step_flops("muon", model, 1, 1) == 2 * pairs * 40 * 1024**3 + 4 * sides * 1024**2
 
 
 def test_a_trainers_median_is_compared_with_a_lazy_step_of_loro() -> None:
@@ -112,7 +112,7 @@ def test_the_products_of_an_exact_step_are_counted() -> None:
         riemannian_step(*factors, *map(torch.randn_like, factors), 0.1, Communicator(None, "tp", CommunicationLedger()))
     assert counter.get_total_flops() == pytest.approx(26 * sum(rows) * rank**2, rel=0.01)
     pairs, sides = 7, 4 * 2 * 4096 + 3 * (4096 + 11008)
-    one, many = (exact_step_flops(model, 1, size) for size in (1, 10**9))
+    one, many = (precise_step_flops("loro", model, 1, size) for size in (1, 10**9))
     assert one - many == pytest.approx(26 * sides * 1024**2)
     assert many == pytest.approx(282 * pairs * 1024**3, rel=1e-6)
 

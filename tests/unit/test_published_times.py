@@ -17,7 +17,7 @@ from boost_core.config.parallelism import Layout
 from boost_core.hardware import LINKS
 from boost_core.plan.machine import Cluster, Level, machine_for
 from boost_core.plan.report import step_parts
-from boost_core.plan.throughput import StepSeconds
+from boost_core.plan.throughput import StepParts
 
 STRATEGIES = ("fullrank", "vanilla", "btp")
 BOARDS_OF_FOUR = Cluster(
@@ -43,7 +43,7 @@ HELD_OUT = Published("7b", 4, 1, 1.06, 1.64, 0.72)
 PIPELINES = (Published("13b", 4, 2, 2.07, 2.42, 1.30), Published("30b", 4, 4, 2.43, 2.58, 1.27))
 
 
-def parts(run: Published, strategy: str, network: Cluster | None = BOARDS_OF_FOUR) -> StepSeconds:
+def parts(run: Published, strategy: str, network: Cluster | None = BOARDS_OF_FOUR) -> StepParts:
     # Putting projections of one input together is BOOST's, as is its form of the norm; its vanilla has a pair of
     # collectives for each projection.
     choices = {"group_projections": strategy != "vanilla"} | ({"norm": "online_paper"} if strategy == "btp" else {})

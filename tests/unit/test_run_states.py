@@ -26,7 +26,7 @@ from service.gang.ray_train import mirror
 from service.gang.ray_train.mirror import RunState, TrainRun
 from service.gang.ray_train.rank_worker import BROKEN_UP
 from service.gang.status import GangPhase, JobTag
-from service.logs import GangLogs, LogFormat
+from service.logs import LogFormat
 from service.security.access import Access
 from tests.idle_rank import Rank, assigned
 from tests.jobs import tiny_job
@@ -73,9 +73,7 @@ class Run:
     def __init__(self, folder: Path, calls: ThreadPoolExecutor, state: TrainStateActor) -> None:
         self._calls, self._state = calls, state
         self._ranks: list[Rank] = []
-        context = GangContext(
-            JobTag("job-1", 1, "cola", "lab", "alice"), Access(), range(0), GangLogs(LogFormat.TEXT, "", 1)
-        )
+        context = GangContext(JobTag("job-1", 1, "cola", "lab", "alice"), Access(), range(0), LogFormat.TEXT)
         self.train_run = TrainRun(tiny_job("unused", folder), context)
 
     def rank(self, pid: int) -> Any:

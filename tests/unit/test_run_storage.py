@@ -9,16 +9,9 @@ from ray.train import Checkpoint
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2.api.result import Result
 
-from service.gang.ray_train.mirror import RunStorage, folder_of
+from service.gang.ray_train.mirror import RunStorage
 from service.security.access import Access
 from service.security.secrets import SecretReference, SecretUnusable
-
-
-@pytest.mark.parametrize(
-    ("url", "folder"), [("s3://bucket/job/", "bucket/job"), ("/tmp/job", "/tmp/job"), ("file:///tmp/job", "/tmp/job")]
-)
-def test_the_folder_is_named_as_its_file_system_does(url: str, folder: str) -> None:
-    assert folder_of(url) == folder
 
 
 def test_ray_train_leaves_nothing_in_the_folder_and_reads_what_is_there(tmp_path: Path) -> None:

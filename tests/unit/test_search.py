@@ -45,7 +45,7 @@ from boost_core.plan.search import (
     simplest_first,
 )
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
-from boost_core.plan.throughput import ORDER, Step, StepSeconds
+from boost_core.plan.throughput import ORDER, Step, StepParts
 from service.cli.main import app
 from tests.planning_truth import drawn, fastest, replayed_parts
 
@@ -196,10 +196,10 @@ OWN = Layout(2, 2, 1)
 def test_of_what_is_about_as_fast_the_fewest_gpus_come_first_then_the_jobs_own_layout_then_the_simplest(
     choices: list[tuple[Layout, float]], first: int | None
 ) -> None:
-    given = [
-        Choice(job().with_parallelism(**layout.sizes), StepSeconds(seconds, 0, 0, 0, 0, 0), 0)
-        for layout, seconds in choices
-    ]
+    given = []
+    for layout, seconds in choices:
+        parts = StepParts(arithmetic=seconds, exchange=0, sends=0, idle=0, reduction=0, update=0)
+        given.append(Choice(job().with_parallelism(**layout.sizes), parts, 0))
     ordered = simplest_first(given, OWN)
     assert [*ordered] == ([] if first is None else [given[first], *given[:first], *given[first + 1 :]])
 

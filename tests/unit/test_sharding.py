@@ -12,6 +12,7 @@ import pytest
 
 from boost_core import architecture
 from boost_core.architecture import (
+    FACTORS,
     ProjectionGroup,
     Role,
     Weights,
@@ -19,14 +20,13 @@ from boost_core.architecture import (
     chosen_sharding,
     grouped_projections,
     model_weights,
-    reads_input,
+    projection_weights,
 )
 from boost_core.config import JobSpec, Layout, ModelConfig, ParallelismConfig, load_job
 from boost_core.config.job import layout_problems
 from boost_core.config.parallelism import cannot_send_latents, strategy_problems
 from boost_core.config.training import TrainingConfig
 from boost_core.convert.published_config import model_type
-from boost_core.plan.memory import Activations
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 264,
@@ -79,7 +79,9 @@ def test_dense_ranks_have_equal_parts_of_a_sequences_tokens(tmp_path: Path) -> N
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 def test_they_agree_on_what_is_made_of_latents_alone(changes: dict[str, Any]) -> None:
     model = ModelConfig.model_validate(SHAPE | changes)
-    assert model.outputs_from_latents is not any(reads_input(model, group) for group in grouped_projections(model))
+    weights = [projection_weights(model, group) for group in grouped_projections(model)]
+    roles = {spec.role for of_group in weights for spec in of_group.values()}
+    assert model.outputs_from_latents is (roles <= FACTORS)
 
 
 @pytest.fixture
@@ -97,20 +99,7 @@ def scaled() -> Iterator[ModelConfig]:
         patch.object(architecture, "projection_weights", with_channels),
         patch.object(ModelConfig, "outputs_from_latents", False),
     ):
-        reads_input.cache_clear()
         yield ModelConfig.model_validate(SHAPE | {"family": "svd", "rank": 12})
-    reads_input.cache_clear()
-
-
-def test_what_segments_read_beside_latents_is_kept(scaled: ModelConfig) -> None:
-    latent, offload = (
-        Activations(scaled, ParallelismConfig(tensor_parallel_size=2, recompute=mode), 2, kernels=True)
-        for mode in ("latent", "offload")
-    )
-    width, latents, statistics = scaled.hidden_size // 2, 7 * scaled.bottleneck_rank, 2
-    # In 16 bits, and the sum of squares that the block began with.
-    assert latent.block(False, False, "latent") == 2 * (latents + 2 * width + statistics + width + 1)
-    assert offload.on_host(False, False, "offload") == 2 * (latents // 2 + 2 * width + statistics + width + 1)
 
 
 def test_what_takes_outputs_for_products_of_latents_is_refused(scaled: ModelConfig) -> None:

@@ -31,7 +31,6 @@ from boost_core.config.data_files import (
     tokenizer_vocabulary,
 )
 from boost_core.data import __main__ as command
-from boost_core.data import tokenize
 from boost_core.data import tokenizers as our_tokenizers
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import documents
@@ -204,7 +203,7 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
     options = ("--shard-tokens", "1000")
     reports = iter(range(after))
 
-    def interrupt(progress: tokenize.Progress) -> None:
+    def interrupt(*_: object) -> None:
         if next(reports, None) is None:
             raise KeyboardInterrupt
 

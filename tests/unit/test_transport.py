@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from service.gang.worker import rank_metrics
 from service.gang.worker.rank_metrics import TransportCollector, transports
 
 LINES = {
@@ -47,7 +48,8 @@ def connected(log: bytes, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Tran
     """What a rank knows after the first step of a gang, of which NCCL has written this."""
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "NCCL" not in name})
-    collector = TransportCollector(folder / "infiniband")
+    monkeypatch.setattr(rank_metrics, "RDMA_DEVICES", folder / "infiniband")
+    collector = TransportCollector()
     collector.ask()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_bytes(log)
     collector.begin(0, "nccl", 2)
@@ -80,7 +82,8 @@ def test_what_a_gang_that_ended_early_has_left_is_not_the_next_ones(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "NCCL" not in name})
-    collector = TransportCollector(tmp_path / "infiniband")
+    monkeypatch.setattr(rank_metrics, "RDMA_DEVICES", tmp_path / "infiniband")
+    collector = TransportCollector()
     collector.ask()
     with Path(os.environ["NCCL_DEBUG_FILE"]).open("ab", buffering=0) as nccl:
         nccl.write(b"node:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/Socket/0\n")
@@ -110,8 +113,9 @@ def test_gloo_speaks_tcp(ranks: int, expected: set[str]) -> None:
     assert found(collector) == expected
 
 
-def test_rdma_devices_are_counted(tmp_path: Path) -> None:
+def test_rdma_devices_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_metrics, "RDMA_DEVICES", tmp_path)
     for name in ("uverbs0", "uverbs1", "rdma_cm", "umad0"):
         (tmp_path / name).touch()
-    (family,) = (each for each in TransportCollector(tmp_path).collect() if each.name == "boost_rank_rdma_devices")
+    (family,) = (each for each in TransportCollector().collect() if each.name == "boost_rank_rdma_devices")
     assert [sample.value for sample in family.samples] == [2]

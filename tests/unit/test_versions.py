@@ -16,7 +16,7 @@ from service.gang.ray import nodes
 from service.gang.ray.nodes import Software, why_not
 from service.gang.status import JobTag
 from service.gang.worker import worker
-from service.logs import GangLogs, LogFormat
+from service.logs import LogFormat
 from service.security.access import Access
 from tests.service.records import a_spec
 
@@ -27,10 +27,10 @@ def test_the_same_version_is_taken() -> None:
 
 def a_worker(monkeypatch: pytest.MonkeyPatch, version: str = __version__) -> worker.Worker:
     monkeypatch.setattr(worker, "redact_logs", lambda: None)  # the log is that of all tests
-    monkeypatch.setattr(GangLogs, "write", lambda *_: None)
-    tag, logs = JobTag("job-1", 1, "tiny", "lab", "alice"), GangLogs(LogFormat.TEXT, "job-1", 1)
-    assert GangContext(tag, Access(), range(0), logs).version == __version__
-    context = GangContext(tag, Access(), range(0), logs, version=version)
+    monkeypatch.setattr(GangContext, "write_logs", lambda *_: None)
+    tag = JobTag("job-1", 1, "tiny", "lab", "alice")
+    assert GangContext(tag, Access(), range(0), LogFormat.TEXT).version == __version__
+    context = GangContext(tag, Access(), range(0), LogFormat.TEXT, version=version)
     return worker.Worker(0, context, "node", "actor", "127.0.0.1", (), lambda _: None, lambda *_: [])
 
 
@@ -61,7 +61,7 @@ def test_a_rank_trains_in_its_own_gang_though_the_next_is_joined_while_it_meets_
 
     monkeypatch.setattr(rank, "_meet", lambda _: rank.join(assignment_of(2), None))
     monkeypatch.setattr(worker.dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(worker, "train", train)
+    monkeypatch.setattr(worker.trainer, "train", train)
     rank.join(assignment_of(1), None)
     assert rank.train(assignment_of(1)).how is End.HALTED
     assert trained == [1]

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -28,14 +27,13 @@ from pydantic import Field
 from boost_core import __version__
 from boost_core.config.base import Config
 from boost_core.config.data_files import INDEX, Cursor, Input, Part, Shard, SourceFile, TokenIndex, index_of, list_files
-from boost_core.config.storage import read_small
+from boost_core.config.storage import literal
 from boost_core.config.training import BYTES, CorpusConfig
-from boost_core.config.user_files import MOST_TOKENIZER_BYTES
-from boost_core.data.documents import Document, QuarantineFile, Reading
+from boost_core.data.documents import Document, Reading
 from boost_core.data.pipeline.duplicates import ALGORITHM, Documents, Keys, Ties, minhash_keys, not_the_first
 from boost_core.data.pipeline.filters import refusing
-from boost_core.data.tokenize import TokenFolder, part_of
-from boost_core.data.tokenizers import Tokenizer, Tokens, batches, dtype_for, encode, open_tokenizer
+from boost_core.data.tokenize import NewFile, QuarantineFile, ShardFile, TokenFolder, part_of
+from boost_core.data.tokenizers import Tokenizer, Tokens, batches, encode, open_tokenizer
 
 # The records that the pipeline writes next to its tokens: for each finished file and shard, and for the corpus.
 
@@ -182,10 +180,8 @@ def prepare(task: FileTask) -> FileRecord:
     tokenizer = _open_once(task.tokenizer, task.corpus.end_of_document)
     counts, runs, run = Counts(), list[str](), _Run()
     with folder.quarantine(task.number) as quarantine:
-        first = 0
         for batch in batches(reading):
-            counts = counts.plus(_add(run, batch, first, task.corpus, tokenizer, quarantine))
-            first = reading.count
+            counts = counts.plus(_add(run, batch, reading.count - len(batch), task.corpus, tokenizer, quarantine))
             if run.size >= _RUN_BYTES:
                 runs.append(_write(run, folder, task, len(runs)))
                 run = _Run()
@@ -203,7 +199,7 @@ def _add(
 ) -> Counts:  # fmt: skip
     """Add a batch's documents to a run, except bad ones and those that a filter drops."""
     filtered: Counter[str] = Counter()
-    chosen, places, texts = [], [], []
+    chosen: list[tuple[int, str, Document]] = []
     for place, document in enumerate(batch, start=first):
         if not (document.content or document.problem):  # as of an empty file
             continue
@@ -211,15 +207,14 @@ def _add(
         if not document.problem and (measure := refusing(text, corpus.filters)):
             filtered[measure] += 1
             continue
-        chosen.append(document)
-        places.append(place)
-        texts.append(text)
+        chosen.append((place, text, document))
     bad, remaining = 0, []
-    for place, text, (document, tokens) in zip(places, texts, encode(chosen, tokenizer), strict=True):
+    encoded = encode([document for _, _, document in chosen], tokenizer)
+    for (place, text, _), (document, tokens) in zip(chosen, encoded, strict=True):
         if document.problem:
             if corpus.on_error == "fail":
                 raise ValueError(document.refusal())
-            quarantine.write(document)
+            quarantine.add(document)
             bad += 1
             continue
         run.places.append(place)
@@ -248,7 +243,7 @@ def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
     digests = (hashlib.blake2b(position, key=seed, digest_size=8).digest() for position in positions)
     keys = np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(run.places))
     order = np.argsort(keys, kind="stable")
-    with folder.open(f"{name}.bin") as stream:
+    with NewFile(folder, f"{name}.bin") as stream:
         for place in order:
             stream.write(run.tokens[place].astype(run.tokens[place].dtype.newbyteorder("<"), copy=False).tobytes())
     fraction = task.corpus.validation_fraction
@@ -327,41 +322,29 @@ _PARTS: tuple[Part, ...] = get_args(Part)
 _COLUMNS = ("document", "key", "validation", "text_bytes")
 
 
-class ShardTask(NamedTuple):
-    """A pair of shards to be written.
+def write_shards(url: str, of: int, runs: Sequence[str], dtype: str, inputs: str, number: int) -> ShardPair:
+    """Write a pair of shards, then its record.
 
-    Attributes:
-        folder: The folder of tokens.
-        number: Its index among the pairs.
+    Args:
+        url: The folder of tokens.
         of: Number of pairs.
         runs: All runs.
         dtype: Data type of tokens.
         inputs: Digest of everything the pair is made from.
-    """
-
-    folder: str
-    number: int
-    of: int
-    runs: tuple[str, ...]
-    dtype: str
-    inputs: str
-
-
-def write_shards(task: ShardTask) -> ShardPair:
-    """Write a pair of shards, then its record.
+        number: Its index among the pairs.
 
     Raises:
         OSError: The runs cannot be read, or the shards cannot be written.
     """
-    folder = TokenFolder(task.folder)
+    folder = TokenFolder(url)
     dropped = np.frombuffer(folder.read(DROPPED), "<i8")
     # The keys at which the pair's range begins and ends; the last range extends to the largest key.
-    low, high = (place * 2**64 // task.of for place in (task.number, task.number + 1))
+    low, high = (place * 2**64 // of for place in (number, number + 1))
     bounds = np.array([low, min(high, 2**64 - 1)], np.uint64)
     columns: list[tuple[_Array, ...]] = []
-    of_token = np.dtype(task.dtype).newbyteorder("<")
+    of_token = np.dtype(dtype).newbyteorder("<")
     tokens: list[Tokens] = []
-    for run, table in zip(task.runs, read_tables(folder, task.runs, (*_COLUMNS, "tokens")), strict=True):
+    for run, table in zip(runs, read_tables(folder, runs, (*_COLUMNS, "tokens")), strict=True):
         begin, end = np.searchsorted(table["key"], bounds)
         remaining = ~np.isin(table["document"][begin:end], dropped)
         columns.append(tuple(table[name][begin:end][remaining] for name in _COLUMNS))
@@ -372,22 +355,14 @@ def write_shards(task: ShardTask) -> ShardPair:
             of_documents = np.split(np.frombuffer(content, of_token), ends[begin : end - 1] - first)
             tokens.extend(compress(of_documents, remaining))
     documents, keys, validation, text_bytes = (np.concatenate(each) for each in zip(*columns, strict=True))
-    written = dict.fromkeys(_PARTS, 0)
     with ExitStack() as stack:
-        shards = {part: stack.enter_context(folder.shard(part, task.number)) for part in _PARTS}
+        shards = {part: stack.enter_context(ShardFile(folder, part, number)) for part in _PARTS}
         for place in np.lexsort((documents, keys)):
             part: Part = "validation" if validation[place] else "training"
             shards[part].append(tokens[place], int(text_bytes[place]))
-            written[part] += 1
-    records = [
-        ShardRecord(
-            part=part, name=shard.name, tokens=shard.tokens, documents=written[part], text_bytes=shard.text_bytes,
-            sha256=shard.digest.hexdigest(),
-        )
-        for part, shard in shards.items()
-    ]  # fmt: skip
-    pair = ShardPair(inputs=task.inputs, shards=tuple(records))
-    folder.write(_PAIR.format(task.number), pair.model_dump_json().encode())
+    records = tuple(ShardRecord.model_validate(shard, from_attributes=True) for shard in shards.values())
+    pair = ShardPair(inputs=inputs, shards=records)
+    folder.write(_PAIR.format(number), pair.model_dump_json().encode())
     return pair
 
 
@@ -461,17 +436,11 @@ class Build:
         self.corpus, self.engine, self.report = corpus, engine, report
         self._began, self._counts, self._read_bytes = time.monotonic(), Counts(), 0
         # Read only once, so that what is recorded is what is used.
-        name = corpus.tokenizer
-        self._content = b""
-        if name != BYTES:
-            filesystem, path = fsspec.url_to_fs(name)
-            self._content = read_small(filesystem, path, MOST_TOKENIZER_BYTES)
-        self._tokenizer = open_tokenizer(name, corpus.end_of_document)
-        self._sha256 = hashlib.sha256(self._content).hexdigest() if self._content else ""
+        self._tokenizer = open_tokenizer(corpus.tokenizer, corpus.end_of_document)
         self._files = list_files(corpus.source, new=False)
         # Equal whenever the same documents give the same tokens.
         settings = corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
-        self._digest = hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{settings}".encode()).hexdigest()
+        self._digest = hashlib.sha256(f"{ALGORITHM}\n{self._tokenizer.sha256}\n{settings}".encode()).hexdigest()
 
     def run(self) -> Lineage:
         """Build the corpus or resume its build; a finished one is left as it is.
@@ -482,36 +451,33 @@ class Build:
             OSError: A file cannot be read or written.
         """
         folder = TokenFolder(self.folder)
-        index = index_of(self.folder)
+        index, files, building = index_of(self.folder), folder.filesystem, f"{folder.path}/{BUILDING}"
         if index is None:
-            folder.make(BUILDING)
-            if self._content:
-                folder.write(_TOKENIZER, self._content)
+            files.makedirs(building, exist_ok=True)
+            if self._tokenizer.content:
+                folder.write(_TOKENIZER, self._tokenizer.content)
             finished = self._make(folder)
             folder.write(LINEAGE, finished.model_dump_json(indent=2).encode())
-            dtype: Any = dtype_for(self._tokenizer.vocabulary).name
+            dtype: Any = self._tokenizer.dtype.name
             index = TokenIndex(
                 dtype=dtype, vocabulary=self._tokenizer.vocabulary, end_of_document=self._tokenizer.end_of_document,
-                tokenizer=self._sha256, documents=finished.counts.kept, skipped=finished.counts.bad,
-                shards=tuple(Shard.model_validate(each.model_dump(exclude={"documents"})) for each in finished.shards),
+                tokenizer=self._tokenizer.sha256, documents=finished.counts.kept, skipped=finished.counts.bad,
+                shards=tuple(Shard.model_validate(each, from_attributes=True) for each in finished.shards),
                 source=self._digest, cursor=Cursor(file=len(finished.files)), complete=True,
             )  # fmt: skip
             folder.write(INDEX, index.model_dump_json(indent=2).encode())
         else:
             if index.source != self._digest:
-                raise ValueError(
-                    f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give "
-                    "the same as before, or another folder"
-                )
+                others = "another tokenizer, filters, split, seed or other settings"
+                raise ValueError(f"{self.folder} has tokens from {others}; give the same as before, or another folder")
             folder.refuse_skipped(index.skipped, self.corpus.on_error)
             finished = Lineage.model_validate_json(folder.read(LINEAGE))
             stored = {SourceFile(file.file, file.size, file.stamp) for file in finished.files}
             if different := sorted(file.url for file in stored ^ set(self._files)):
-                raise ValueError(
-                    f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
-                    "tokenize into another folder"
-                )
-        folder.remove(BUILDING)
+                problem = f"{self.folder} is complete, and {different[0]} was added, removed or changed since"
+                raise ValueError(f"{problem}; undo that, or tokenize into another folder")
+        if files.exists(building):
+            files.rm(literal(files, building), recursive=True)
         self._counts = finished.counts
         self._tell("done", len(finished.shards), len(finished.shards))
         return finished
@@ -537,8 +503,7 @@ class Build:
         of = max(1, -(-training_tokens // self.corpus.shard_tokens))
         ingredients = [self._digest, dropped.tobytes().hex(), *(record.model_dump_json() for record in records)]
         inputs = hashlib.sha256("\n".join(ingredients).encode()).hexdigest()
-        dtype = dtype_for(self._tokenizer.vocabulary).name
-        pairs, tasks, there = dict[str, ShardPair](), list[ShardTask](), folder.names_in(BUILDING)
+        pairs, missing, there = dict[str, ShardPair](), list[int](), folder.names_in(BUILDING)
         for number in range(of):
             name = _PAIR.format(number)
             content = folder.read(name) if name in there else b""
@@ -546,27 +511,23 @@ class Build:
             if pair is not None and pair.inputs == inputs:
                 pairs[pair.shards[0].name] = pair
             else:
-                tasks.append(ShardTask(self.folder, number, of, runs, dtype, inputs))
+                missing.append(number)
         self._tell("shards", len(pairs), of)
-        for pair in self.engine.map(write_shards, tasks):
+        write = partial(write_shards, self.folder, of, runs, self._tokenizer.dtype.name, inputs)
+        for pair in self.engine.map(write, missing):
             pairs[pair.shards[0].name] = pair
             self._tell("shards", len(pairs), of)
         shards = tuple(shard for name in sorted(pairs) for shard in pairs[name].shards)
 
-        self._counts = self._counts.model_copy(
-            update={
-                "exact_duplicates": len(exact), "near_duplicates": len(np.setdiff1d(near, exact)),
-                "kept": sum(each.documents for each in shards), "tokens": sum(each.tokens for each in shards),
-            }
-        )  # fmt: skip
+        duplicates = {"exact_duplicates": len(exact), "near_duplicates": len(np.setdiff1d(near, exact))}
+        kept = {"kept": sum(each.documents for each in shards), "tokens": sum(each.tokens for each in shards)}
+        self._counts = self._counts.model_copy(update=duplicates | kept)
         tokenizer = TokenizerRecord(
-            name=self.corpus.tokenizer, sha256=self._sha256, vocabulary=self._tokenizer.vocabulary,
+            name=self.corpus.tokenizer, sha256=self._tokenizer.sha256, vocabulary=self._tokenizer.vocabulary,
             end_of_document=self._tokenizer.end_of_document,
         )  # fmt: skip
-        versions = {
-            "boost": __version__, "python": platform.python_version(), "tokenizers": tokenizers.__version__,
-            "pyarrow": pa.__version__, "minhash": ALGORITHM,
-        }  # fmt: skip
+        packages = {"tokenizers": tokenizers.__version__, "pyarrow": pa.__version__}
+        versions = {"boost": __version__, "python": platform.python_version(), **packages, "minhash": ALGORITHM}
         return Lineage(
             corpus=self.corpus, tokenizer=tokenizer, files=tuple(record.input for record in records),
             counts=self._counts, shards=shards, versions=versions,
@@ -574,7 +535,7 @@ class Build:
 
     def _prepare(self, folder: TokenFolder) -> list[FileRecord]:
         """Tokenize all files into runs."""
-        tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._content else BYTES
+        tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._tokenizer.content else BYTES
         records, of, digest, there = dict[int, FileRecord](), len(self._files), self._digest, folder.names_in(BUILDING)
         files = enumerate(self._files)
         tasks = {number: FileTask(self.corpus, self.folder, tokenizer, digest, number, file) for number, file in files}
@@ -590,9 +551,7 @@ class Build:
             if record.corpus == digest and unchanged and good:
                 records[record.number] = record
                 del tasks[record.number]
-        self._counts = Counts()
-        for record in records.values():
-            self._counts = self._counts.plus(record.counts)
+        self._counts = reduce(Counts.plus, (record.counts for record in records.values()), Counts())
         self._tell("files", len(records), of)
         sizes = [task.file.size for task in tasks.values()]
         for record in self.engine.map(prepare, list(tasks.values()), sizes):
@@ -614,5 +573,4 @@ class Build:
         return [records[number] for number in range(of)]
 
     def _tell(self, stage: Stage, done: int, of: int) -> None:
-        seconds = time.monotonic() - self._began
-        self.report(BuildProgress(stage, done, of, self._counts, self._read_bytes, seconds))
+        self.report(BuildProgress(stage, done, of, self._counts, self._read_bytes, time.monotonic() - self._began))

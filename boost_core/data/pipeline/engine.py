@@ -8,13 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TypeVar
 
-from boost_core.data.pipeline.build import KeyColumns, keys_of
+from boost_core.data.pipeline.build import KeyColumns, R, T, keys_of
 from boost_core.data.pipeline.duplicates import Ties, ties
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class LocalEngine:

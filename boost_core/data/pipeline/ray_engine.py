@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
 from ray.data import DataContext, ExecutionResources
 from ray.data.context import ShuffleStrategy
 
-from boost_core.data.pipeline.build import KeyColumns, keys_of
+from boost_core.data.pipeline.build import KeyColumns, R, T, keys_of
 from boost_core.data.pipeline.duplicates import Ties, ties
 from boost_core.data.pipeline.engine import use_one_core
 
@@ -24,9 +24,6 @@ _CONNECT_SECONDS = 10.0
 _TASK_BYTES = 4 << 20  # of small items that share a task: about a second of tokenizing
 _TASK_ITEMS = 64  # as progress is reported by task
 _BLOCK_KEYS = 1 << 22  # keys per block of a shuffle, of 24 bytes each: Ray Data splits blocks of more than 128 MiB
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @contextmanager
@@ -79,7 +76,20 @@ class RayEngine:
             return
         together = _grouped(sizes or [_TASK_BYTES] * len(items), _TASK_BYTES, _TASK_ITEMS)
         rows = [{"group": _Group([items[place] for place in places])} for places in together]
-        for row in self._tasks(rows).map(_Call(work, self._prepare_worker), **self._arguments).iter_rows():
+        prepare_worker = self._prepare_worker
+
+        def call(row: dict[str, Any]) -> dict[str, Any]:
+            """Work on each item of a row, until one raises a user's error, which is returned as its result."""
+            prepare_worker()
+            outcomes: list[Any] = []
+            try:
+                for item in row["group"].members:
+                    outcomes.append(work(item))
+            except (OSError, ValueError) as error:
+                outcomes.append(error)
+            return {"group": _Group(outcomes)}
+
+        for row in self._tasks(rows).map(call, **self._arguments).iter_rows():
             for outcome in row["group"].members:
                 if isinstance(outcome, Exception):
                     raise outcome
@@ -91,17 +101,24 @@ class RayEngine:
         One partition of the keys is one task, which reads all runs. Several are shuffled, so that each run is read
         once; a shuffle of N blocks has N² parts, so the blocks are as large as Ray Data's may be.
         """
-        keys = _Keys(columns._replace(runs=(), documents=()), self._prepare_worker)  # rows name the runs
+        of_rows, prepare_worker = columns._replace(runs=(), documents=()), self._prepare_worker  # rows name the runs
+
+        def keys(rows: dict[str, Any]) -> dict[str, Any]:
+            """The keys of the runs that a row names."""
+            prepare_worker()
+            (group,) = rows["group"]
+            key_N, document_N = keys_of(of_rows, group.members)
+            return {"key": key_N, "document": document_N, "partition": key_N % np.uint64(of_rows.partitions)}
+
+        as_numpy = {"batch_format": "numpy", **self._arguments}
         if columns.partitions == 1:
             everything = self._tasks([{"group": _Group(columns.runs)}])
-            batches = everything.map_batches(
-                lambda row: _ties_of(keys(row)), batch_size=None, batch_format="numpy", **self._arguments
-            )
+            batches = everything.map_batches(lambda row: _ties_of(keys(row)), batch_size=None, **as_numpy)
         else:
             sizes = [count * len(columns.names) for count in columns.documents]
             together = _grouped(sizes, _BLOCK_KEYS, len(sizes))
             rows = [{"group": _Group([columns.runs[place] for place in places])} for places in together]
-            blocks = self._tasks(rows).map_batches(keys, batch_size=1, batch_format="numpy", **self._arguments)
+            blocks = self._tasks(rows).map_batches(keys, batch_size=1, **as_numpy)
             batches = blocks.groupby("partition").map_groups(_ties_of, batch_format="numpy", num_cpus=1)
         for batch in batches.iter_batches(batch_size=None, batch_format="numpy"):
             yield Ties(batch["document"].astype(np.int64), batch["first"].astype(np.int64))
@@ -136,41 +153,6 @@ class _Group:
     """
 
     members: Sequence[Any]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A function of rows that calls the work for each item of a row, until one raises a user's error.
-
-    These errors are returned as results.
-    """
-
-    work: Callable[[Any], Any]
-    prepare_worker: Callable[[], None]
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        self.prepare_worker()
-        outcomes: list[Any] = []
-        try:
-            for item in row["group"].members:
-                outcomes.append(self.work(item))
-        except (OSError, ValueError) as error:
-            outcomes.append(error)
-        return {"group": _Group(outcomes)}
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """A function of rows that name runs; returns the runs' keys."""
-
-    columns: KeyColumns
-    prepare_worker: Callable[[], None]
-
-    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        self.prepare_worker()
-        (group,) = rows["group"]
-        keys, documents = keys_of(self.columns, group.members)
-        return {"key": keys, "document": documents, "partition": (keys % np.uint64(self.columns.partitions))}
 
 
 def _ties_of(group: dict[str, Any]) -> dict[str, Any]:

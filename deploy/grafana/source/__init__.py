@@ -4,23 +4,11 @@ That is what queries have in common, the kinds of panels, what is chosen, marked
 a dashboard of all that.
 """
 
-from collections.abc import Callable
 from string import ascii_uppercase
-
-from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.source.cluster import checkpoints, fleet, nodes, scheduler
 from deploy.grafana.source.job import job, ranks
 from deploy.grafana.source.panels import Encoder
-
-_DASHBOARDS: dict[str, Callable[[], Dashboard]] = {
-    "boost-fleet": fleet,
-    "boost-job": job,
-    "boost-ranks": ranks,
-    "boost-scheduler": scheduler,
-    "boost-checkpoints": checkpoints,
-    "boost-nodes": nodes,
-}
 
 
 def build() -> dict[str, str]:
@@ -30,11 +18,11 @@ def build() -> dict[str, str]:
         File name → JSON. The same source gives the same text.
     """
     texts = {}
-    for uid, make in _DASHBOARDS.items():
+    for make in (fleet, job, ranks, scheduler, checkpoints, nodes):
         board = make().build()
         for number, panel in enumerate(board.panels or (), start=1):
             panel.id_val = number
             for letter, target in zip(ascii_uppercase, getattr(panel, "targets", None) or (), strict=False):
                 target.ref_id = letter
-        texts[f"{uid}.json"] = Encoder(indent=2, sort_keys=True).encode(board) + "\n"
+        texts[f"{board.uid}.json"] = Encoder(indent=2, sort_keys=True).encode(board) + "\n"
     return texts

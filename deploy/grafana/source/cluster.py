@@ -8,7 +8,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, TextBoxVariable
 from grafana_foundation_sdk.models.dashboard import ValueMap, ValueMappingResult
 
 from deploy.grafana.source import panels
-from deploy.grafana.source.panels import JOBS, NAMES, TENANTS, Column, Row, count, newest, rate, time_series, total
+from deploy.grafana.source.panels import JOBS, NAMES, TENANTS, Column, Need, Row, bars, count, newest, plot, rate, total
 
 _FIRING = 'ALERTS{alertname=~"Boost.*", alertstate="firing"}'
 _QUEUED = newest("boost_queue_jobs", 'state!="RUNNING"', "queue", "state")
@@ -21,42 +21,35 @@ _CARDS = f'{_NODES}, device!~"lo|veth.*|cali.*|cilium.*|docker.*|cni.*|flannel.*
 
 def fleet() -> Dashboard:
     """All jobs and the cluster at a glance."""
-    labels = {"alertname": "Alert", "severity": "Severity", "job_name": "Job", "tenant": "Tenant", "job_id": "Id"}
-    labels |= {"queue": "Queue", "rank": "Rank"}
+    labels = {"alertname": "Alert", "severity": "Severity", **panels.OF_JOBS, "queue": "Queue", "rank": "Rank"}
     firing = Column("", "none", f"max by ({', '.join(labels)}) ({_FIRING})")
     says = "Firing alerts and what they are about; the runbook has a page for each."
-    gpus, free_gpus = (
-        newest("boost_cluster_resources", f'resource="GPU", condition="{condition}"') for condition in ("total", "free")
-    )
+    gpus, free = (newest("boost_cluster_resources", f'resource="GPU", condition="{of}"') for of in ("total", "free"))
     speed = total(newest("boost_job_tokens_per_second", TENANTS, "job_id"))
-    failed = 'max(delta(boost_jobs{state="FAILED"}[$__range]))'
+    failed, replicas = 'max(delta(boost_jobs{state="FAILED"}[$__range]))', 'sum(up{job="boost-api"})'
+    longest = "Waiting time of the job that has waited longest."
     waited, draining = newest("boost_queue_oldest_wait_seconds"), newest("boost_cluster_nodes", 'condition="draining"')
     restarts = total(f"max by (job_id, cause) (increase(boost_job_restarts_total{{{TENANTS}}}[$__range]))")
+    of_time = "Share of the jobs' time, without waiting, that went into new steps."
+    goodput = count("Goodput", of_time, panels.goodput(TENANTS), "percentunit")
     now = [
         count("GPUs", "GPUs that the nodes have.", gpus),
-        count("Free GPUs", "GPUs that no gang holds.", free_gpus),
+        count("Free GPUs", "GPUs that no gang holds.", free),
         count("Running jobs", "Jobs that have a gang.", newest("boost_jobs", 'state="RUNNING"')),
         count("Waiting jobs", "Jobs that are queued or waiting for resources.", total(_QUEUED)),
         count("Tokens", "Tokens trained on per second, over all jobs.", speed, "si:tokens/s"),
-        count("Goodput", "Share of the jobs' time, without waiting, that went into new steps.", panels.goodput(TENANTS))
-        .unit("percentunit")
-        .no_value("–")
-        .levels("red", (0.5, "yellow"), (0.7, "green")),
-        count("Alerts", "Alerts that fire.", f"count({_FIRING}) or vector(0)").levels("green", (1, "red")),
+        goodput.no_value("–").levels("red", yellow=0.5, green=0.7),
+        count("Alerts", "Alerts that fire.", f"count({_FIRING}) or vector(0)").levels("green", red=1),
         count("Failed jobs", "Jobs that have failed within the selected time range.", failed)
         .decimals(0)
-        .levels("text", (1, "yellow")),
+        .levels(yellow=1),
         count("Restarts", "How often jobs resumed after interruptions within the selected time range.", restarts)
         .decimals(0)
-        .levels("text", (1, "yellow")),
-        count("Longest wait now", "Waiting time of the job that has waited longest.", waited, "s").levels(
-            "text", (3600, "yellow"), (86400, "red")
-        ),
-        count("Draining nodes", "Nodes about to leave.", draining).levels("text", (1, "yellow")),
-        count("Replicas", "Processes of the API that Prometheus can reach.", 'sum(up{job="boost-api"})').levels(
-            "red", (1, "text")
-        ),
-        panels.table("Firing", says, labels, [firing]).height(5).no_value(panels.Need.ALERT),
+        .levels(yellow=1),
+        count("Longest wait now", longest, waited, "s").levels(yellow=3600, red=86400),
+        count("Draining nodes", "Nodes about to leave.", draining).levels(yellow=1),
+        count("Replicas", "Processes of the API that Prometheus can reach.", replicas).levels("red", text=1),
+        panels.table("Firing", says, labels, [firing]).height(5).no_value(Need.ALERT),
     ]
 
     columns = [
@@ -71,33 +64,31 @@ def fleet() -> Dashboard:
     ]
     labels = {**panels.OF_JOBS, "state": "State", "queue": "Queue", "family": "Family"}
     jobs = panels.table("Jobs", "Each job that has not ended.", labels, columns)
-    states = time_series("Jobs by state", "Number of jobs in each state, except those that have ended.").of(
-        newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state"), "{{state}}"
-    )
+    says = "Number of jobs in each state, except those that have ended."
+    active = newest("boost_jobs", 'state!~"SUCCEEDED|FAILED|CANCELLED"', "state")
+    states = plot("Jobs by state", says).of(active, "{{state}}")
 
     spent = total(_of_jobs("goodput_seconds", TENANTS, "kind"), "kind")
     before = newest("boost_job_restarts_total", TENANTS, *NAMES, "cause", offset=panels.EARLIER)
     training = [
-        time_series("Tokens by job", "Tokens trained on per second, over all jobs.", "si:tokens/s")
+        plot("Tokens by job", "Tokens trained on per second, over all jobs.", "si:tokens/s")
         .of(_of_jobs("tokens_per_second", TENANTS), "{{job_name}}")
         .stacked(),
-        panels.bars(
-            "Where the time went", "How the time of all jobs that have not ended was spent.", "s", spent, "{{kind}}"
-        ),
-        time_series("Restarts by cause", "How often jobs resumed after each kind of interruption.")
+        bars("Where the time went", "How the time of all jobs that have not ended was spent.", "s", spent, "{{kind}}"),
+        plot("Restarts by cause", "How often jobs resumed after each kind of interruption.")
         .of(total(f"{_of_jobs('restarts_total', TENANTS, 'cause')} - {before}", "cause"), "{{cause}}")
         .counted(),
     ]
 
     cluster = [
-        time_series("GPUs by tenant", "GPUs that each tenant's gangs hold, and free GPUs.", "suffix: GPUs")
+        plot("GPUs by tenant", "GPUs that each tenant's gangs hold, and free GPUs.", "suffix: GPUs")
         .of(newest("boost_tenant_gpus_held", TENANTS, "tenant"), "{{tenant}}")
-        .of(free_gpus, "free")
+        .of(free, "free")
         .stacked(),
-        time_series("CPUs", "CPUs of all nodes, and free CPUs.", "suffix: CPUs")
+        plot("CPUs", "CPUs of all nodes, and free CPUs.", "suffix: CPUs")
         .of(newest("boost_cluster_resources", 'resource="CPU"', "condition"), "{{condition}}")
         .stepped(),
-        time_series("Nodes", "Nodes that stay, and nodes about to leave.")
+        plot("Nodes", "Nodes that stay, and nodes about to leave.")
         .of(newest("boost_cluster_nodes", "", "condition"), "{{condition}}")
         .stepped(),
     ]
@@ -108,19 +99,19 @@ def fleet() -> Dashboard:
         held, legend = newest(f"boost_{of}_gpus_held", TENANTS if of == "tenant" else "", of), f"{{{{{of}}}}}"
         hours = f"sum_over_time({held}[$__range:1m]) / 60"  # a value a minute, and none where nobody looked
         says = f"GPU-hours that the gangs of each {of} have held within the selected time range."
-        use.append(panels.bars(f"GPU-hours by {of}", says, "suffix: h", hours, legend))
+        use.append(bars(f"GPU-hours by {of}", says, "suffix: h", hours, legend))
         says = f"Their cost at the price of a GPU-hour set at the top, in its currency, for each {of}."
-        use.append(panels.bars(f"Cost by {of}", says, "none", f"{hours} * $gpu_hour_price", legend).decimals(2))
+        use.append(bars(f"Cost by {of}", says, "none", f"{hours} * $gpu_hour_price", legend).decimals(2))
 
     api = [
-        time_series("Requests", "Requests answered per second, by route.", "reqps").of(
+        plot("Requests", "Requests answered per second, by route.", "reqps").of(
             rate("boost_http_requests_total", "", "method", "route"), "{{method}} {{route}}"
         ),
-        time_series("Refused and failed", "Requests answered with an error per second.", "reqps").of(
+        plot("Refused and failed", "Requests answered with an error per second.", "reqps").of(
             rate("boost_http_requests_total", 'status=~"[45].."', "status"), "{{status}}"
         ),
         panels.quantiles("Duration", "Duration of requests, without streams.", "boost_http_request_duration_seconds"),
-        time_series("Streams", "Open event streams of each replica.")
+        plot("Streams", "Open event streams of each replica.")
         .of("max by (instance) (boost_http_streams)", "{{instance}}")
         .stepped(),
     ]
@@ -133,7 +124,7 @@ def fleet() -> Dashboard:
         Row("Use", use, span=6),
         Row("API", api, span=6),
     ]
-    board = panels.frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows, ["tenant"])
+    board = panels.frame("Fleet", "All jobs, queues and machines at a glance.", rows, ["tenant"])
     # What a GPU costs in an hour, in whichever currency; the chart sets it.
     price = TextBoxVariable(panels.GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
     return board.with_variable(price).annotation(panels.restarts(TENANTS)).link(panels.to_service())
@@ -145,12 +136,10 @@ def _of_jobs(metric: str, where: str, *by: str) -> str:
 
 def _queues() -> list[panels.Lines]:
     """How many jobs of each queue wait, and for how long."""
-    waiting = time_series("Jobs that wait", "Jobs of each queue that are queued or waiting for resources.")
-    longest = time_series("Longest wait", "Waiting time of the job that has waited longest in each queue.", "s")
-    return [
-        waiting.of(total(_QUEUED, "queue"), "{{queue}}").stepped(),
-        longest.of(newest("boost_queue_oldest_wait_seconds", "", "queue"), "{{queue}}"),
-    ]
+    waiting = plot("Jobs that wait", "Jobs of each queue that are queued or waiting for resources.")
+    longest = plot("Longest wait", "Waiting time of the job that has waited longest in each queue.", "s")
+    waits = newest("boost_queue_oldest_wait_seconds", "", "queue")
+    return [waiting.of(total(_QUEUED, "queue"), "{{queue}}").stepped(), longest.of(waits, "{{queue}}")]
 
 
 def scheduler() -> Dashboard:
@@ -166,34 +155,28 @@ def scheduler() -> Dashboard:
     leading = statetimeline.Panel().title("Who schedules").description("Which replica holds the lease.")
     leading = leading.datasource(panels.PROMETHEUS).unit("none").mappings([ValueMap(words)]).tooltip(panels.TOOLTIP)
     leading = leading.with_target(panels.query("max by (instance) (boost_scheduler_leading)", "{{instance}}"))
-    duration = panels.quantiles(
-        "Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds"
-    )
-    outcomes = time_series("Passes", "Passes per second, by outcome.", "suffix: passes/s").of(
-        rate("boost_scheduler_passes_total", "", "outcome"), "{{outcome}}"
-    )
+    times = panels.quantiles("Duration", "Duration of a pass over all jobs.", "boost_scheduler_pass_duration_seconds")
+    ended = rate("boost_scheduler_passes_total", "", "outcome")
+    outcomes = plot("Passes", "Passes per second, by outcome.", "suffix: passes/s").of(ended, "{{outcome}}")
     passes = [
-        count("Schedulers", says, "sum(boost_scheduler_leading)").levels("red", (1, "green"), (2, "red")),
+        count("Schedulers", says, "sum(boost_scheduler_leading)").levels("red", green=1, red=2),
         count("Failed passes", "Passes that failed within the selected time range.", failed)
         .decimals(0)
-        .levels("text", (1, "yellow"), (10, "red")),
-        count("Cluster seen", "Time since the scheduler last saw the cluster.", seen, "s").levels(
-            "text", (30, "yellow"), (120, "red")
-        ),
+        .levels(yellow=1, red=10),
+        count("Cluster seen", "Time since the scheduler last saw the cluster.", seen, "s").levels(yellow=30, red=120),
         leading.height(4).span(12),
-        duration.span(12),
+        times.span(12),
         outcomes.span(12),
     ]
 
-    running = time_series("Jobs that run", "Jobs of each queue that have a gang.").of(
-        newest("boost_queue_jobs", 'state="RUNNING"', "queue"), "{{queue}}"
-    )
+    of_queues = newest("boost_queue_jobs", 'state="RUNNING"', "queue")
+    running = plot("Jobs that run", "Jobs of each queue that have a gang.").of(of_queues, "{{queue}}")
     waits = Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))
     says = "Jobs that are queued or waiting for resources, and their waiting times."
     waiting = [*_queues(), running.stepped(), panels.table("Waiting jobs", says, panels.OF_JOBS, [waits])]
 
     limits = [
-        time_series(f"By {of}", f"GPUs that the gangs of each {of} hold, and its limit, if any.", "suffix: GPUs")
+        plot(f"By {of}", f"GPUs that the gangs of each {of} hold, and its limit, if any.", "suffix: GPUs")
         .of(newest(f"boost_{of}_gpus_held", "", of), f"{{{{{of}}}}}")
         .of(newest(f"boost_{of}_gpus_limit", "", of), f"{{{{{of}}}}} limit")
         .stepped()
@@ -202,7 +185,7 @@ def scheduler() -> Dashboard:
 
     says = "Which replica schedules and how fast, which jobs wait, and how much of their limits queues and tenants use."
     rows = [Row("Passes", passes), Row("Waiting", waiting), Row("GPUs held", limits, span=12)]
-    return panels.frame("boost-scheduler", "Boost / Scheduler", says, rows).link(panels.to_service())
+    return panels.frame("Scheduler", says, rows).link(panels.to_service())
 
 
 def checkpoints() -> Dashboard:
@@ -246,66 +229,59 @@ def checkpoints() -> Dashboard:
 
     says = "How much of each job is saved, what saving costs, and whether the store accepts it."
     rows = [Row("What is safe", safe), Row("What saving costs", cost), Row("The store", store)]
-    board = panels.frame("boost-checkpoints", "Boost / Checkpoints", says, rows, ["tenant", "job_name"])
+    board = panels.frame("Checkpoints", says, rows, ["tenant", "job_name"])
     return board.annotation(panels.restarts(JOBS)).link(panels.to_service())
 
 
 def _each_job(title: str, says: str, unit: str, expr: str) -> panels.Lines:
-    return time_series(title, says, unit).of(expr, "{{job_name}} {{job_id}}").span(12)
+    return plot(title, says, unit).of(expr, "{{job_name}} {{job_id}}").span(12)
 
 
 def nodes() -> Dashboard:
     """The cluster's machines, as other exporters see them: disks, networks, memory, the checkpoint volume."""
-    free, whole = (
-        f"min by (persistentvolumeclaim) (kubelet_volume_stats_{what}_bytes)" for what in ("available", "capacity")
-    )
-    claim = "{{persistentvolumeclaim}}"
+    of_volume = "min by (persistentvolumeclaim) (kubelet_volume_stats_{}_bytes)".format
+    free, whole, claim = of_volume("available"), of_volume("capacity"), "{{persistentvolumeclaim}}"
     left = "Free space of the volume that all nodes share; an object store has none."
     free_on_disk, size_of_disk = (f"node_filesystem_{what}_bytes{{{_DISKS}}}" for what in ("avail", "size"))
     busy = f"max by (instance, device) (rate(node_disk_io_time_seconds_total{{{_NODES}}}[$__rate_interval]))"
     used = "Used share of each file system; Ray writes its logs and what does not fit into memory there."
     storage = [
-        time_series("Free on the checkpoint volume", left, "bytes", panels.Need.KUBERNETES).of(free, claim),
-        time_series("Free share of the checkpoint volume", "The same as a share of its size.", "percentunit")
+        plot("Free on the checkpoint volume", left, "bytes", Need.KUBERNETES).of(free, claim),
+        plot("Free share of the checkpoint volume", "The same as a share of its size.", "percentunit")
         .of(panels.share(free, whole, "persistentvolumeclaim"), claim)
         .max(1)
-        .no_value(panels.Need.KUBERNETES),
-        time_series("Disks", used, "percentunit", panels.Need.NODE)
+        .no_value(Need.KUBERNETES),
+        plot("Disks", used, "percentunit", Need.NODE)
         .of(f"1 - min by (instance, mountpoint) ({free_on_disk} / {size_of_disk})", "{{instance}} {{mountpoint}}")
         .max(1),
-        time_series("Disks at work", "Share of time in which a disk was busy.", "percentunit", panels.Need.NODE)
+        plot("Disks at work", "Share of time in which a disk was busy.", "percentunit", Need.NODE)
         .of(busy, "{{instance}} {{device}}")
         .max(1),
     ]
 
     ports, port = ("instance", "device"), "{{instance}} {{device}}"
     networks = [
-        time_series(
-            "Network", "Traffic of each network card; NCCL over sockets shows here.", "binBps", panels.Need.NODE
-        )
+        plot("Network", "Traffic of each network card; NCCL over sockets shows here.", "binBps", Need.NODE)
         .of(rate("node_network_receive_bytes_total", _CARDS, *ports), f"{port} in")
         .of(rate("node_network_transmit_bytes_total", _CARDS, *ports), f"{port} out"),
-        time_series("InfiniBand", "Traffic of each InfiniBand or RoCE port.", "binBps", panels.Need.NODE)
+        plot("InfiniBand", "Traffic of each InfiniBand or RoCE port.", "binBps", Need.NODE)
         .of(rate("node_infiniband_port_data_received_bytes_total", _NODES, *ports), f"{port} in")
         .of(rate("node_infiniband_port_data_transmitted_bytes_total", _NODES, *ports), f"{port} out"),
     ]
 
-    kills = f"max by (instance) (increase(node_vmstat_oom_kill{{{_NODES}}}[$__rate_interval]))"
     restarts = "max by (pod, container) (increase(kube_pod_container_status_restarts_total[$__rate_interval]))"
     reason = 'max by (pod, container) (kube_pod_container_status_last_terminated_reason{reason="OOMKilled"})'
     says = "Objects that Ray's nodes keep, by location: checkpoints in transit and copies of a gang's state."
     memory = [
-        time_series("Out-of-memory kills", "Processes that each node's kernel has killed because memory ran out.")
-        .of(kills, "{{instance}}")
-        .no_value(panels.Need.NODE)
+        plot("Out-of-memory kills", "Processes that each node's kernel has killed because memory ran out.")
+        .of(f"max by (instance) (increase(node_vmstat_oom_kill{{{_NODES}}}[$__rate_interval]))", "{{instance}}")
+        .no_value(Need.NODE)
         .counted(),
-        time_series(
-            "Containers over their limit", "Restarts of containers that were last killed because memory ran out."
-        )
+        plot("Containers over their limit", "Restarts of containers that were last killed because memory ran out.")
         .of(f"{restarts} * on (pod, container) group_left () {reason}", "{{pod}} {{container}}")
-        .no_value(panels.Need.KUBERNETES)
+        .no_value(Need.KUBERNETES)
         .counted(),
-        time_series("Ray's object store", says, "bytes", panels.Need.RAY)
+        plot("Ray's object store", says, "bytes", Need.RAY)
         .of("sum by (Location) (ray_object_store_memory)", "{{Location}}")
         .of('sum by (Name) (ray_resources{Name="object_store_memory"})', "all that there is of {{Name}}")
         .stepped(),
@@ -315,4 +291,4 @@ def nodes() -> Dashboard:
     rows = [Row("Storage", storage, span=6), Row("Networks", networks, span=12), Row("Memory", memory)]
     # Some machines or all, as Prometheus calls node_exporter's targets.
     instances = TextBoxVariable("instance").label("Nodes (regular expression)").default_value(".*")
-    return panels.frame("boost-nodes", "Boost / Nodes", says, rows).with_variable(instances).link(panels.to_service())
+    return panels.frame("Nodes", says, rows).with_variable(instances).link(panels.to_service())

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import common as looks
 from grafana_foundation_sdk.models.dashboard import DashboardLinkType, FieldColorModeId
 
 from deploy.grafana.source import panels
-from deploy.grafana.source.panels import JOB, Need, Row, a_step, newest, number, rate, share, time_series, total
+from deploy.grafana.source.panels import JOB, Need, Row, a_step, newest, number, plot, rate, share, total
 
 _BY = ("collective", "group")
 _LEGEND = "{{collective}} {{group}}"
@@ -16,13 +16,8 @@ _WHOLE = rate("boost_rank_communication_seconds_total", JOB)
 _EXPOSED = rate("boost_rank_exposed_communication_seconds_total", JOB)
 
 _BY_RANK = f"max by (gpu, rank) (boost_rank_gpu_memory_total_bytes{{{JOB}}}) > bool 0"
-_LAYOUT = {
-    "boost_job_workers": "workers",
-    "boost_job_tensor_parallel_size": "tensor parallel",
-    "boost_job_pipeline_parallel_size": "pipeline parallel",
-    "boost_job_context_parallel_size": "context parallel",
-    "boost_job_data_parallel_size": "data parallel",
-}
+_AXES = ("tensor", "pipeline", "context", "data")
+_LAYOUT = {"workers": "workers", **{f"{axis}_parallel_size": f"{axis} parallel" for axis in _AXES}}  # by metric
 _COLUMNS, _ROWS = 100, 64  # Grafana draws no heat map that has more columns than fit
 _SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
 
@@ -30,82 +25,68 @@ _SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
 def job() -> Dashboard:
     """One job: how well and how fast it learns, how its steps and its time are spent, and what happened to it."""
     # How the job stands now: two lines of numbers.
-    step, target = _of_job("step"), _of_job("target_steps")
+    step, target = _job("step"), _job("target_steps")
     left = f"({target} - {step}) / (max(deriv(boost_job_step{{{JOB}}}[10m])) > 0)"
-    silence, unsaved = (f"time() - {_of_job(f'{what}_timestamp_seconds')}" for what in ("progress", "checkpoint"))
-    restarts = total(_of_job("restarts_total", "cause"))
+    silent, unsaved = (f"time() - {_job(f'{what}_timestamp_seconds')}" for what in ("progress", "checkpoint"))
+    restarts = total(_job("restarts_total", "cause"))
+    of_time = "Share of the job's time, without waiting, that went into new steps."
     now = [
-        panels.count("State", "What the job does.", _of_job("info", "state"), legend="{{state}}")
+        panels.count("State", "What the job does.", _job("info", "state"), legend="{{state}}")
         .no_value("ended")
         .text_mode(looks.BigValueTextMode.NAME),
         number("Done", "Share of the job's steps that are done.", f"{step} / {target}", "percentunit").max(1),
         number("Steps", "Optimizer steps done.", step, "locale"),
         number("Time left", "Time until the last step, at the pace of the last ten minutes.", left, "s"),
-        number("Loss now", "Training loss of the newest step.", _of_job("loss_nats"), "suffix: nats"),
-        number("Speed", "Tokens trained on per second.", _of_job("tokens_per_second"), "si:tokens/s"),
-        number("Goodput", "Share of the job's time, without waiting, that went into new steps.", panels.goodput(JOB))
-        .unit("percentunit")
-        .max(1)
-        .levels("red", (0.5, "yellow"), (0.7, "green")),
-        number("Last step", "Time since the newest step was done.", silence, "s")
+        number("Loss now", "Training loss of the newest step.", _job("loss_nats"), "suffix: nats"),
+        number("Speed", "Tokens trained on per second.", _job("tokens_per_second"), "si:tokens/s"),
+        number("Goodput", of_time, panels.goodput(JOB), "percentunit").max(1).levels("red", yellow=0.5, green=0.7),
+        number("Last step", "Time since the newest step was done.", silent, "s")
         .decimals(0)
-        .levels("text", (120, "yellow"), (600, "red")),
+        .levels(yellow=120, red=600),
         number("Last checkpoint", "Time since the newest checkpoint was committed.", unsaved, "s")
         .decimals(0)
-        .levels("text", (3600, "yellow"), (7200, "red")),
-        number("Interruptions", "How often training resumed after an interruption.", restarts).levels(
-            "text", (1, "yellow"), (3, "red")
-        ),
-        number("Gangs", "Gangs started for the job.", _of_job("attempts_total")),
-        number("Workers", "Ranks that train.", _of_job("workers")),
+        .levels(yellow=3600, red=7200),
+        number("Interruptions", "How often training resumed after an interruption.", restarts).levels(yellow=1, red=3),
+        number("Gangs", "Gangs started for the job.", _job("attempts_total")),
+        number("Workers", "Ranks that train.", _job("workers")),
     ]
 
     says = "Training loss of the newest step, and loss on validation text, in nats per token."
     learning = [
-        time_series("Loss", says, "suffix: nats", from_zero=False)
-        .of(_of_job("loss_nats"), "training")
-        .of(_of_job("validation_loss_nats"), "validation"),
-        time_series("Gradient norm", "Norm of the whole gradient before clipping.").of(
-            _of_job("gradient_norm"), "norm"
-        ),
-        time_series("Learning rate", "Learning rate of the newest step.", "sci").of(_of_job("learning_rate"), "rate"),
+        plot("Loss", says, "suffix: nats", from_zero=False)
+        .of(_job("loss_nats"), "training")
+        .of(_job("validation_loss_nats"), "validation"),
+        plot("Gradient norm", "Norm of the whole gradient before clipping.").of(_job("gradient_norm"), "norm"),
+        plot("Learning rate", "Learning rate of the newest step.", "sci").of(_job("learning_rate"), "rate"),
     ]
 
-    layout = time_series("Layout", "Number of ranks that train, and their layout.").of(_of_job("workers"), "workers")
-    for axis in ("tensor", "pipeline", "context", "data"):
-        layout.of(_of_job(f"{axis}_parallel_size"), f"{axis} parallel")
+    layout = plot("Layout", "Number of ranks that train, and their layout.")
+    for metric, axis in _LAYOUT.items():
+        layout.of(_job(metric), axis)
     growing = f"clamp_min(max(deriv(boost_job_tokens{{{JOB}}}[$__rate_interval])), 0)"
     tokens = "Tokens trained on per second, as reported by the newest step, and as the total grows."
-    tokens_of_a_worker = "Tokens trained on per second by each worker, which elasticity should not change."
-    whole = "Duration of the newest step, and the parts spent waiting for data and for collectives."
+    of_a_worker = "Tokens trained on per second by each worker, which elasticity should not change."
+    flops = "FLOPs of the model, and also of recomputation, as shares of the devices' peak."
     speed = [
-        time_series("Tokens", tokens, "si:tokens/s")
-        .of(_of_job("tokens_per_second"), "newest step")
-        .of(growing, "over time"),
-        time_series("Tokens of a worker", tokens_of_a_worker, "si:tokens/s").of(
-            _of_job("tokens_per_second_per_worker"), "a worker"
-        ),
-        time_series("Samples", "Sequences trained on per second.", "suffix: samples/s").of(
-            _of_job("samples_per_second"), "newest step"
+        plot("Tokens", tokens, "si:tokens/s").of(_job("tokens_per_second"), "newest step").of(growing, "over time"),
+        plot("Tokens of a worker", of_a_worker, "si:tokens/s").of(_job("tokens_per_second_per_worker"), "a worker"),
+        plot("Samples", "Sequences trained on per second.", "suffix: samples/s").of(
+            _job("samples_per_second"), "newest step"
         ),
         layout.stepped(),
-        time_series("Parts of a step", "How a step's time is spent, averaged over the ranks.", "s")
+        plot("Parts of a step", "How a step's time is spent, averaged over the ranks.", "s")
         .of(a_step("boost_rank_step_part_seconds_total", JOB, "part"), "{{part}}")
         .stacked(),
-        time_series("Step", whole, "s")
-        .of(_of_job("step_seconds"), "step")
-        .of(_of_job("data_seconds"), "data")
-        .of(_of_job("exposed_communication_seconds"), "exposed communication"),
-        time_series(
-            "FLOPs utilization", "FLOPs of the model, and also of recomputation, as shares of the devices' peak."
-        )
-        .unit("percentunit")
-        .of(_of_job("model_flops_utilization_ratio"), "model")
-        .of(_of_job("hardware_flops_utilization_ratio"), "hardware")
-        .max(1)
-        .no_value(Need.PEAK),
-        time_series("Model FLOPs", "Model FLOPs per second of the whole gang.", "flops").of(
-            _of_job("model_flops_per_second"), "model"
+        plot("Step", "Duration of the newest step, and the parts spent waiting for data and for collectives.", "s")
+        .of(_job("step_seconds"), "step")
+        .of(_job("data_seconds"), "data")
+        .of(_job("exposed_communication_seconds"), "exposed communication"),
+        plot("FLOPs utilization", flops, "percentunit", Need.PEAK)
+        .of(_job("model_flops_utilization_ratio"), "model")
+        .of(_job("hardware_flops_utilization_ratio"), "hardware")
+        .max(1),
+        plot("Model FLOPs", "Model FLOPs per second of the whole gang.", "flops").of(
+            _job("model_flops_per_second"), "model"
         ),
     ]
 
@@ -118,14 +99,14 @@ def job() -> Dashboard:
         "Attention of each micro-batch's most loaded context parallel rank over the mean, by the newest step's plans."
     )
     predicted = [
-        time_series("Step time and prediction", seconds, "s")
-        .of(_of_job("median_step_seconds"), "measured")
-        .of(_of_job("predicted_step_seconds"), "predicted"),
-        time_series("Memory and prediction", memory, "bytes")
-        .of(_of_job("peak_memory_bytes"), "measured")
-        .of(_of_job("planned_memory_bytes"), "planned"),
-        time_series("Imbalance of long context", imbalance, need=Need.CONTEXT).of(
-            _of_job("context_imbalance_ratio"), "largest over mean"
+        plot("Step time and prediction", seconds, "s")
+        .of(_job("median_step_seconds"), "measured")
+        .of(_job("predicted_step_seconds"), "predicted"),
+        plot("Memory and prediction", memory, "bytes")
+        .of(_job("peak_memory_bytes"), "measured")
+        .of(_job("planned_memory_bytes"), "planned"),
+        plot("Imbalance of long context", imbalance, need=Need.CONTEXT).of(
+            _job("context_imbalance_ratio"), "largest over mean"
         ),
     ]
 
@@ -133,40 +114,39 @@ def job() -> Dashboard:
     sent, taken = (rate(f"boost_rank_communication_{what}_total", JOB, *_BY) for what in ("bytes", "seconds"))
     shares = "Communication that training waits for, and the hidden part, as shares of the step's time."
     seconds = "Duration of a step's collectives on a rank, from start to end, including hidden ones."
+    bandwidth = "Payload divided by the duration of the collectives."
     communication = [
-        time_series("Share of the step", shares, "percentunit")
+        plot("Share of the step", shares, "percentunit")
         .of(f"{_EXPOSED} / {_STEP}", "exposed")
         .of(f"clamp_min({_WHOLE} - {_EXPOSED}, 0) / {_STEP}", "hidden")
         .stacked(),
-        time_series("Seconds by collective", seconds, "s")
+        plot("Seconds by collective", seconds, "s")
         .of(a_step("boost_rank_communication_seconds_total", JOB, *_BY), _LEGEND)
         .stacked(),
-        time_series("Waited for by collective", "Time that a rank waits for the collectives of a step.", "s")
+        plot("Waited for by collective", "Time that a rank waits for the collectives of a step.", "s")
         .of(a_step("boost_rank_exposed_communication_seconds_total", JOB, *_BY), _LEGEND)
         .stacked(),
-        time_series("Bytes by collective", "Payload of a step's collectives on a rank.", "bytes")
+        plot("Bytes by collective", "Payload of a step's collectives on a rank.", "bytes")
         .of(a_step("boost_rank_communication_bytes_total", JOB, *_BY), _LEGEND)
         .stacked(),
-        time_series("Bandwidth by collective", "Payload divided by the duration of the collectives.", "binBps").of(
-            share(sent, taken, *_BY), _LEGEND
-        ),
-        time_series("Calls by collective", "Collectives that a rank starts in a step.").of(
+        plot("Bandwidth by collective", bandwidth, "binBps").of(share(sent, taken, *_BY), _LEGEND),
+        plot("Calls by collective", "Collectives that a rank starts in a step.").of(
             a_step("boost_rank_communication_calls_total", JOB, *_BY), _LEGEND
         ),
     ]
 
-    spent = _of_job("goodput_seconds", "kind")
+    spent = _job("goodput_seconds", "kind")
     recent = "Share of the last hour, without waiting, that went into new steps; what BoostGoodputLow is based on."
     time = [
         panels.bars("Where the time went", "How the job's time so far was spent.", "s", spent, "{{kind}}"),
-        time_series("Goodput of the last hour", recent, "percentunit", Need.HALF_AN_HOUR)
+        plot("Goodput of the last hour", recent, "percentunit", Need.HALF_AN_HOUR)
         .of(newest("job:boost_job_goodput:ratio1h", JOB), "goodput")
         .max(1),
-        time_series("Restarts", "How often training resumed after each kind of interruption.")
-        .of(_of_job("restarts_total", "cause"), "{{cause}}")
+        plot("Restarts", "How often training resumed after each kind of interruption.")
+        .of(_job("restarts_total", "cause"), "{{cause}}")
         .stepped(),
-        time_series("Faults", "How often a hang, a slow rank, a divergence or a failing store was detected.")
-        .of(_of_job("faults_total", "what"), "{{what}}")
+        plot("Faults", "How often a hang, a slow rank, a divergence or a failing store was detected.")
+        .of(_job("faults_total", "what"), "{{what}}")
         .stepped(),
     ]
 
@@ -181,17 +161,17 @@ def job() -> Dashboard:
     return _of_one_job("Job", "Ranks", says, rows)
 
 
-def _of_job(metric: str, *by: str) -> str:
+def _job(metric: str, *by: str) -> str:
     return newest(f"boost_job_{metric}", JOB, *by)
 
 
 def _of_one_job(title: str, other: str, says: str, rows: list[Row]) -> Dashboard:
     """A dashboard on which one job is chosen, with a link to the job's other one."""
-    board = panels.frame(f"boost-{title.lower()}", f"Boost / {title}", says, rows, ["tenant", "job_name", "job_id"])
+    board = panels.frame(title, says, rows, ["tenant", "job_name", "job_id"])
     changes = []  # one mark a change of the job's workers or of an axis of its layout, with the new size
     for metric, axis in _LAYOUT.items():
-        changed = f"{newest(metric, JOB, 'job_name')} != {newest(metric, JOB, 'job_name', offset=panels.EARLIER)}"
-        counted = f'count_values by (job_name) ("size", {changed})'
+        before = newest(f"boost_job_{metric}", JOB, "job_name", offset=panels.EARLIER)
+        counted = f'count_values by (job_name) ("size", {_job(metric, "job_name")} != {before})'
         changes.append(f'label_replace({counted}, "axis", "{axis}", "", "")')
     layouts = panels.marks("Layout", "semi-dark-blue", " or ".join(changes), "{{job_name}}: {{axis}} {{size}}")
     link = DashboardLink(other).type(DashboardLinkType.LINK).icon("dashboard").url(f"/d/boost-{other.lower()}")
@@ -219,8 +199,8 @@ def ranks() -> Dashboard:
     says = "A rank's time in a step minus its waiting for collectives; a rank above the others holds them up."
     pace = [
         slow,
-        time_series("Own time in a step", says, "s").of(own, "rank {{rank}}").span(12),
-        time_series("Steps", "Optimizer steps per second of each rank, which must agree.", "suffix: steps/s")
+        plot("Own time in a step", says, "s").of(own, "rank {{rank}}").span(12),
+        plot("Steps", "Optimizer steps per second of each rank, which must agree.", "suffix: steps/s")
         .of(steps, "rank {{rank}}")
         .span(12),
     ]
@@ -228,38 +208,25 @@ def ranks() -> Dashboard:
     by_rank = "Time that a rank waits for collectives in a step; the slow rank waits least."
     by_group = "Mean time that the ranks wait for each kind of neighbour in a step."
     waiting = [
-        time_series("Exposed communication", by_rank, "s").of(exposed, "rank {{rank}}"),
-        time_series("Exposed communication by group", by_group, "s")
+        plot("Exposed communication", by_rank, "s").of(exposed, "rank {{rank}}"),
+        plot("Exposed communication by group", by_group, "s")
         .of(a_step("boost_rank_exposed_communication_seconds_total", JOB, "group"), "{{group}}")
         .stacked(),
-        time_series("Waiting for data", "Time that a rank waits for its batch in a step.", "s").of(
-            data, "rank {{rank}}"
-        ),
+        plot("Waiting for data", "Time that a rank waits for its batch in a step.", "s").of(data, "rank {{rank}}"),
     ]
 
     memory = f'max by (rank) (process_resident_memory_bytes{{job="boost-ranks", {JOB}}})'
     cpu = rate("process_cpu_seconds_total", f'job="boost-ranks", {JOB}', "rank")
-    transport = "Number of ranks that use each transport, as chosen by NCCL in the gang's first step."
     processes = [
-        time_series("Process memory", "Host memory that a rank's process holds.", "bytes").of(memory, "rank {{rank}}"),
-        time_series("CPU", "Number of cores that a rank's process keeps busy.", "suffix: cores").of(
-            cpu, "rank {{rank}}"
-        ),
-        time_series("Transport", transport)
+        plot("Process memory", "Host memory that a rank's process holds.", "bytes").of(memory, "rank {{rank}}"),
+        plot("CPU", "Number of cores that a rank's process keeps busy.", "suffix: cores").of(cpu, "rank {{rank}}"),
+        plot("Transport", "Number of ranks that use each transport, as chosen by NCCL in the gang's first step.")
         .of(f"count by (transport) (boost_gang_transport{{{JOB}}})", "{{transport}}")
         .stepped(),
     ]
 
-    utilization, used, whole, power, heat = (
-        f"boost_rank_gpu_{what}{{{JOB}}}"
-        for what in (
-            "utilization_ratio",
-            "memory_used_bytes",
-            "memory_total_bytes",
-            "power_watts",
-            "temperature_celsius",
-        )
-    )
+    names = "utilization_ratio", "memory_used_bytes", "memory_total_bytes", "power_watts", "temperature_celsius"
+    utilization, used, whole, power, heat = (f"boost_rank_gpu_{name}{{{JOB}}}" for name in names)
     of_memory = "Memory in use, as a share of the GPU's memory."
     gpus = [
         _of_gpus("GPU utilization", "Share of time in which a kernel ran.", "percentunit", utilization).max(1),
@@ -307,4 +274,4 @@ def ranks() -> Dashboard:
 
 
 def _of_gpus(title: str, says: str, unit: str, value: str) -> panels.Lines:
-    return time_series(title, says, unit).of(f"max by (rank, gpu) ({value})", "rank {{rank}}")
+    return plot(title, says, unit).of(f"max by (rank, gpu) ({value})", "rank {{rank}}")

@@ -124,7 +124,7 @@ class Lines(timeseries.Panel):
         return self.stacked().draw_style(looks.GraphDrawStyle.BARS)
 
 
-def time_series(title: str, says: str, unit: str = "none", need: Need | None = None, from_zero: bool = True) -> Lines:
+def plot(title: str, says: str, unit: str = "none", need: Need | None = None, from_zero: bool = True) -> Lines:
     """Lines over time, from zero up, or on an axis that fits them."""
     panel = Lines().title(title).description(says).datasource(PROMETHEUS).unit(unit).height(8).span(8)
     panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.AUTO).span_nulls(_GAP)
@@ -138,7 +138,7 @@ def time_series(title: str, says: str, unit: str = "none", need: Need | None = N
 
 def quantiles(title: str, says: str, histogram: str) -> Lines:
     """What half, nine of ten and 99 of 100 of a histogram's observations do not exceed, in seconds."""
-    panel, buckets = time_series(title, says, "s"), rate(f"{histogram}_bucket", "", "le")
+    panel, buckets = plot(title, says, "s"), rate(f"{histogram}_bucket", "", "le")
     for legend, below in {"half": 0.5, "90 %": 0.9, "99 %": 0.99}.items():
         panel.of(f"histogram_quantile({below}, {buckets})", legend)
     return panel
@@ -175,11 +175,8 @@ def table(title: str, says: str, labels: Mapping[str, str], columns: Sequence[Co
     for column in columns:
         panel = panel.with_target(query(column.expr).instant().format(PromQueryFormat.TABLE))
     hidden = [field for field, column in zip(fields, columns, strict=True) if not column.heading]
-    arranged = {
-        "excludeByName": dict.fromkeys(["Time", *hidden], True),
-        "indexByName": {field: place for place, field in enumerate([*labels, *fields])},
-        "renameByName": {},
-    }
+    order = {field: place for place, field in enumerate([*labels, *fields])}
+    arranged = {"excludeByName": dict.fromkeys(["Time", *hidden], True), "indexByName": order, "renameByName": {}}
     merge = schema.DataTransformerConfig("merge", options={})
     panel = panel.transformations([merge, schema.DataTransformerConfig("organize", options=arranged)])
     for label, heading in labels.items():
@@ -199,9 +196,9 @@ def table(title: str, says: str, labels: Mapping[str, str], columns: Sequence[Co
 class Number(stat.Panel):
     """A value in large."""
 
-    def levels(self, lowest: str, *steps: tuple[float, str]) -> Self:
-        """Set the value's colour: ``lowest`` below all ``steps``, and from each step on its own."""
-        thresholds = [schema.Threshold(None, lowest), *(schema.Threshold(value, colour) for value, colour in steps)]
+    def levels(self, lowest: str = "text", **steps: float) -> Self:
+        """Set the value's colour: ``lowest`` below all ``steps``, and from each step on the one it is named for."""
+        thresholds = [schema.Threshold(None, lowest), *(schema.Threshold(steps[colour], colour) for colour in steps)]
         return self.thresholds(dashboard.ThresholdsConfig().mode(schema.ThresholdsMode.ABSOLUTE).steps(thresholds))
 
 
@@ -210,7 +207,7 @@ def number(title: str, says: str, expr: str, unit: str = "none") -> Number:
     panel = Number().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).height(4).span(4).color_mode(looks.BigValueColorMode.VALUE)
     panel = panel.graph_mode(looks.BigValueGraphMode.AREA).reduce_options(_NEWEST)
-    return panel.levels("text").targets([query(expr)])
+    return panel.levels().targets([query(expr)])
 
 
 def count(title: str, says: str, expr: str, unit: str = "none", legend: str = "") -> Number:
@@ -261,10 +258,11 @@ class Row(NamedTuple):
     span: int | None = None
 
 
-def frame(uid: str, title: str, says: str, rows: Sequence[Row], variables: Sequence[str] = ()) -> dashboard.Dashboard:
+def frame(title: str, says: str, rows: Sequence[Row], variables: Sequence[str] = ()) -> dashboard.Dashboard:
     """A dashboard with its rows and these variables, to which others, marks and links are still to be added."""
-    board = dashboard.Dashboard(title).uid(uid).description(says).tags([_TAG]).timezone("browser")
-    board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(schema.DashboardCursorSync.CROSSHAIR).editable()
+    board = dashboard.Dashboard(f"Boost / {title}").uid(f"boost-{title.lower()}").description(says).tags([_TAG])
+    board = board.timezone("browser").refresh(_REFRESH).time("now-1h", "now").editable()
+    board = board.tooltip(schema.DashboardCursorSync.CROSSHAIR)
     service_url = ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
     board = board.variables([DatasourceVariable("datasource").label("Prometheus").type("prometheus"), service_url])
     menu = Link("Dashboards").type(schema.DashboardLinkType.DASHBOARDS).tags([_TAG])

@@ -37,16 +37,14 @@ def revoke(key_id: str, _who: Admin, context: ContextDep) -> None:
     context.keys.revoke(key_id)
 
 
-_LARGEST_ID = 2**63 - 1  # what a database can compare
-
-
 class AuditQuery(BaseModel):
     """Which entries to list."""
 
     model_config = ConfigDict(extra="forbid")
 
     tenant: TenantName | None = Field(None, description="Only of this tenant.")
-    after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the previous page.")
+    # The largest id is what a database can compare.
+    after: int = Field(0, ge=0, le=2**63 - 1, description="next_after of the previous page.")
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
 
 
@@ -64,12 +62,8 @@ async def whoami(who: Reader) -> Identity:
 
 # A browser's session: its API key in a cookie that scripts cannot read.
 
-session_router = APIRouter(
-    prefix="/session",
-    tags=["identity"],
-    route_class=StrictRoute,
-    responses=problem_responses(HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS),
-)
+_REFUSED = problem_responses(403, 429)
+session_router = APIRouter(prefix="/session", tags=["identity"], route_class=StrictRoute, responses=_REFUSED)
 
 
 class SessionRequest(BaseModel):
@@ -80,13 +74,7 @@ class SessionRequest(BaseModel):
     key: str = Field(max_length=200, description="An API key.")
 
 
-@session_router.post(
-    "",
-    status_code=HTTPStatus.NO_CONTENT,
-    responses=problem_responses(HTTPStatus.UNAUTHORIZED)
-    | BODY_REFUSED
-    | problem_responses(HTTPStatus.SERVICE_UNAVAILABLE),
-)
+@session_router.post("", status_code=HTTPStatus.NO_CONTENT, responses=problem_responses(401, 413, 422, 503))
 async def open_session(session: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
     """Sign the browser in: it sends the key with every request until it is closed."""
     refuse_foreign_page(request)
@@ -106,5 +94,4 @@ async def close_session(request: Request, response: Response, context: ContextDe
     if (key := request.cookies.get(COOKIE)) is not None:  # for the audit log, which has nothing of nobody
         # As known: whoever signs out waits for no database.
         request.state.principal = context.keys.verify(key, cached_only=True)
-    secure = is_seen_over_tls(context.settings)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=secure)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=is_seen_over_tls(context.settings))

@@ -8,21 +8,12 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path
 
-from boost_core.checkpoint import folder as stored
-from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
+from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned, StoredCheckpoint
 from boost_core.config.storage import giving_up_soon
+from service.api import errors
 from service.api.auth import Submitter
 from service.api.deps import Context, ContextDep, JobDep
-from service.api.errors import (
-    CONFLICT,
-    GUARDED,
-    CheckpointDamaged,
-    CheckpointInUse,
-    CheckpointNotFound,
-    CheckpointPinned,
-    StoreUnavailable,
-    problem_responses,
-)
+from service.api.errors import CONFLICT, GUARDED, NOT_FOUND
 from service.jobs.model import JobRecord
 from service.models.jobs import Checkpoint, CheckpointDetail, CheckpointFile, CheckpointList
 from service.security.redaction import redact
@@ -57,26 +48,25 @@ def _reaching(job: JobRecord) -> Iterator[None]:
     """Raise whatever the store of a job's checkpoints raises as ``StoreUnavailable``."""
     try:
         yield
-    except stored.CheckpointPinned as error:
-        raise CheckpointPinned(str(error)) from error
+    except CheckpointPinned:
+        raise
     except Exception as error:  # the clients of object stores raise types of their own
         why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
         problem = f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"
-        raise StoreUnavailable(redact(problem)) from error
+        raise errors.StoreUnavailable(redact(problem)) from error
 
 
 def _stored(job: JobRecord, folder: CheckpointFolder, step: int) -> StoredCheckpoint:
     with _reaching(job), suppress(FileNotFoundError):
         return folder.checkpoint(step)
-    raise CheckpointNotFound(f"job {job.id} has no checkpoint of step {step}; list its checkpoints to see which it has")
+    problem = f"job {job.id} has no checkpoint of step {step}; list its checkpoints to see which it has"
+    raise errors.CheckpointNotFound(problem)
 
 
 def _detail(job: JobRecord, folder: CheckpointFolder, step: int) -> CheckpointDetail:
-    checkpoint = _stored(job, folder, step)
-    manifest = checkpoint.manifest
-    if manifest is None or checkpoint.damage:
-        why = redact(checkpoint.damage)
-        raise CheckpointDamaged(f"the checkpoint of step {step} of job {job.id} is damaged: {why}")
+    _, manifest, damage = _stored(job, folder, step)
+    if manifest is None or damage:
+        raise errors.CheckpointDamaged(f"the checkpoint of step {step} of job {job.id} is damaged: {redact(damage)}")
     with _reaching(job):
         pinned = step in folder.pinned()
     files = {name: CheckpointFile(bytes=file.bytes, crc32=file.crc32) for name, file in manifest.files.items()}
@@ -86,15 +76,10 @@ def _detail(job: JobRecord, folder: CheckpointFolder, step: int) -> CheckpointDe
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"], responses=GUARDED)
 
-_LAST_STEP = 10**15
-
-Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Step at which it was written.")]
-
-_LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
-_ONE = _LOOKED_AT | CONFLICT
+Step = Annotated[int, Path(ge=0, le=10**15, description="Step at which it was written.")]
 
 
-@router.get("", responses=_LOOKED_AT)
+@router.get("", responses=NOT_FOUND)
 async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     """List a job's committed checkpoints, newest first; damaged ones are listed separately."""
 
@@ -107,13 +92,13 @@ async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     return await at_store(job, context, look)
 
 
-@router.get("/{step}", responses=_ONE)
+@router.get("/{step}", responses=NOT_FOUND | CONFLICT)
 async def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
     """Show one checkpoint and its files, unless it is damaged."""
     return await at_store(job, context, lambda folder: _detail(job, folder, step))
 
 
-@router.put("/{step}/pin", responses=_ONE)
+@router.put("/{step}/pin", responses=NOT_FOUND | CONFLICT)
 async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Keep a checkpoint until it is unpinned, regardless of the job's retention."""
 
@@ -126,7 +111,7 @@ async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> 
     return await at_store(job, context, look)
 
 
-@router.delete("/{step}/pin", responses=_ONE)
+@router.delete("/{step}/pin", responses=NOT_FOUND | CONFLICT)
 async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Unpin a checkpoint, leaving it to the job's retention. A damaged one is unpinned, then reported as damaged."""
 
@@ -139,7 +124,7 @@ async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -
     return await at_store(job, context, look)
 
 
-@router.delete("/{step}", status_code=HTTPStatus.NO_CONTENT, responses=_ONE)
+@router.delete("/{step}", status_code=HTTPStatus.NO_CONTENT, responses=NOT_FOUND | CONFLICT)
 async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
     """Delete a checkpoint, unless it is pinned, the newest of an active job, or what other jobs are to start from."""
 
@@ -148,17 +133,19 @@ async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) 
         with _reaching(job):
             newest = folder.newest_intact()
         if step == newest and not job.finished:
-            raise CheckpointInUse(f"job {job.id} is {job.state} and would resume from step {step}; cancel it first")
+            problem = f"job {job.id} is {job.state} and would resume from step {step}"
+            raise errors.CheckpointInUse(f"{problem}; cancel it first")
         urls = [folder.step_url(step), *([folder.url] if step == newest else [])]
         needed = {url.removeprefix("file://") for url in urls}
         for other in context.store.active():
             origin = other.spec.checkpoint.origin if other.tenant == job.tenant and other.checkpoint is None else None
             if origin and origin[1].removeprefix("file://").rstrip("/") in needed:
                 problem = f"job {other.id} is {other.state}, has no checkpoint yet and starts from that of step {step}"
-                raise CheckpointInUse(f"{problem}; cancel it first")
+                raise errors.CheckpointInUse(f"{problem}; cancel it first")
         fields = "checkpoint.continue_from", "checkpoint.weights_from"
         if sweep := context.sweeps.that_needs(needed, *fields, tenant=job.tenant):
-            raise CheckpointInUse(f"trials of the sweep {sweep.name!r} start from that of step {step}; stop it first")
+            problem = f"trials of the sweep {sweep.name!r} start from that of step {step}"
+            raise errors.CheckpointInUse(f"{problem}; stop it first")
         with _reaching(job):
             folder.remove(step)
             left = newest if step != newest else folder.newest_intact()

@@ -1,7 +1,6 @@
 """What jobs share: nodes, queues, tenants, profiles of kinds of GPU. What operators watch: targets, health, metrics."""
 
 from collections import Counter
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -31,8 +30,7 @@ router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=GUARDED)
 @router.get("")
 def list_nodes(who: Reader, context: ContextDep) -> models.NodeList:
     """List the nodes as the scheduler last saw them, and the jobs on them."""
-    seen = context.store.snapshot(NODES)
-    if seen is None:
+    if (seen := context.store.snapshot(NODES)) is None:
         return models.NodeList(seen_at=None, nodes=[])
     time, nodes = seen
     running = [job for job in context.store.active() if job.has_workers and job.shape]
@@ -66,7 +64,8 @@ TenantPath = Annotated[TenantName, Path(description="The tenant.")]
 @queues_router.get("/queues", response_model=models.QueueList)
 async def list_queues(_who: Reader, request: Request) -> Response:
     """List the queues with their limits and usage."""
-    queues = await context_of(request).reads.run(lambda store: QuotaStore(store).queues())
+    context = await context_of(request)
+    queues = await context.reads.run(lambda store: QuotaStore(store).queues())
     return Response(models.QueueList(queues=queues).model_dump_json(), media_type="application/json")
 
 
@@ -122,11 +121,10 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@health_router.get("/readyz", responses=problem_responses(HTTPStatus.SERVICE_UNAVAILABLE))
+@health_router.get("/readyz", responses=problem_responses(503))
 async def readyz(context: ContextDep) -> dict[str, str]:
     """Whether jobs can be scheduled."""
-    reason = context.outlook().problem
-    if reason is not None:
+    if (reason := context.outlook().problem) is not None:
         raise NotReady(reason)
     return {"status": "ready"}
 
@@ -137,8 +135,8 @@ async def metrics(request: Request, who: Reader, context: ContextDep) -> Respons
     collector: Collector = TenantCollector(context.store, context.quotas, who.tenant)
     if who.may(Scope.ADMIN):
         collector = ServiceCollector(context.store, context.quotas, context.metrics)
-    write = partial(exposition, collector, request.headers.get("accept", ""))
-    content, media_type = await to_thread.run_sync(write, limiter=context.scrape_threads[who.tenant])
+    accept, threads = request.headers.get("accept", ""), context.scrape_threads[who.tenant]
+    content, media_type = await to_thread.run_sync(exposition, collector, accept, limiter=threads)
     return Response(content, media_type=media_type)
 
 

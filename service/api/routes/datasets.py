@@ -1,6 +1,5 @@
 """Datasets: built by the service, and used by jobs by name."""
 
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -27,8 +26,8 @@ DatasetPath = Annotated[DatasetName, Path(description="The dataset.")]
 async def create_dataset(request: DatasetRequest, who: Submitter, context: ContextDep) -> Dataset:
     """Build a dataset. One that failed or was cancelled continues with the remaining files."""
     await if_dataset_fits(request, context, who.tenant)
-    create = partial(context.datasets.create, request, context.settings.checkpoint_root, Owner(who.tenant, who.name))
-    return await run_in_threadpool(create)
+    root, owner = context.settings.checkpoint_root, Owner(who.tenant, who.name)
+    return await run_in_threadpool(context.datasets.create, request, root, owner)
 
 
 @router.get("")

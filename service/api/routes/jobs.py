@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -25,38 +25,18 @@ from boost_core.config.base import Moment
 from boost_core.config.job import MOST_TAGS, Label
 from boost_core.messages import Drill, Profile, Scores
 from service.accounts.keys import Principal
-from service.api.admission import Completed, admitted, check_origin, conditions_of, planned, record_job, with_layouts
+from service.api import errors
+from service.api.admission import Completed, admitted, check_origin, planned, record_job
 from service.api.audit import NotRecorded, record_with
 from service.api.auth import Reader, Submitter
-from service.api.deps import ContextDep, JobDep, context_of, refuse_others
-from service.api.errors import (
-    BODY_REFUSED,
-    GUARDED,
-    INVALID,
-    MOST_FAULTS,
-    NOT_FOUND,
-    Forbidden,
-    InvalidJob,
-    problem_responses,
-)
+from service.api.deps import ContextDep, JobDep, context_of, shown_to
+from service.api.errors import BODY_REFUSED, CONFLICT, GUARDED, NOT_FOUND, Forbidden, InvalidJob, problem_responses
 from service.api.event_streams import BATCH
 from service.api.requests import CSV, IdempotentDep, StrictRoute, in_format
-from service.jobs import queries
+from service.jobs import model, queries
 from service.jobs.comparison import MOST_COMPARED, compared, differing_fields
 from service.jobs.downsampled_curves import METRICS, VALIDATION
-from service.jobs.model import (
-    MOST_CANCELLED,
-    Cancellation,
-    CancelRequest,
-    EventKind,
-    JobFilter,
-    JobPage,
-    JobRecord,
-    JobSelection,
-    Owner,
-    Request,
-    SearchText,
-)
+from service.jobs.model import CancelRequest, EventKind, JobFilter, JobPage, JobRecord, JobSelection, Owner, Request
 from service.jobs.patch import JobPatch, changed_spec, merged
 from service.jobs.queries import MEANS, MOST_RANK_TIMES, EventFilter, JobNotFound, history
 from service.jobs.store import JobStore
@@ -69,8 +49,10 @@ from service.trackers.opening import place_of
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute, responses=GUARDED)
 
-_CHANGE_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
-_CHANGE_BODY_REFUSED = _CHANGE_REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+_CHANGE_REFUSED = problem_responses(404, 409, 422)
+# What routes share that create a job, and that change one.
+_CREATION: dict[str, Any] = {"status_code": HTTPStatus.CREATED, "response_model": JobRecord}
+_CHANGE: dict[str, Any] = {"status_code": HTTPStatus.ACCEPTED, "responses": _CHANGE_REFUSED}
 
 _JSON = "application/json"
 
@@ -89,55 +71,54 @@ class JobQuery(JobSelection):
 # Routes are tried in turn, so those that get most requests come first; but dry-run and cancel are no jobs' ids.
 
 
-@router.get("", response_model=JobPage, responses=INVALID)
+@router.get("", response_model=JobPage, responses=problem_responses(422))
 async def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, http: HttpRequest) -> Response:
     """List jobs, newest first."""
+    context = await context_of(http)
     filters = query.filter_for(query.tenant if who.may(Scope.ADMIN) else who.tenant)
 
     def page(store: JobStore) -> bytes:
         if query.cursor is not None:
             try:  # each is the id of a job that the reader was shown
-                refuse_others(store.get(query.cursor), who)
+                shown_to(who, store.get(query.cursor))
             except JobNotFound as error:
                 problem = "is not a cursor from a previous page; use next_cursor as returned, or omit it to start over"
                 fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": query.cursor}
                 raise RequestValidationError([fault]) from error
         records, following = store.page(filters, query.limit, query.cursor)
-        outlook = context_of(http).outlook()
+        outlook = context.outlook()
         return JobPage(jobs=[outlook.of(job) for job in records], next_cursor=following).as_json
 
-    return Response(await context_of(http).reads.run(page), media_type=_JSON)
+    return Response(await context.reads.run(page), media_type=_JSON)
 
 
 @router.post("/dry-run", responses=BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> models.DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
     job = await admitted(spec, context, who.tenant, lambda job: job, pins=False)
-    conditions = await run_in_threadpool(conditions_of, job.spec, context, who.tenant)
-    plan = await planned(job.spec, job.basis.machine(job.spec), conditions, context, who.tenant)
-    return models.DryRun(spec=job.spec, plan=plan, chosen=job.chosen, profile=job.profile, fitted=job.fitted)
+    plan = await planned(job.spec, job.basis.machine(job.spec), context, who.tenant)
+    return models.DryRun(spec=job.spec, plan=plan, chosen=job.chosen, profile=job.profile, fitted=job.basis.fitted)
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=BODY_REFUSED)
-def cancel_many(body: CancelRequest, who: Submitter, http: HttpRequest, context: ContextDep) -> Cancellation:
+def cancel_many(body: CancelRequest, who: Submitter, http: HttpRequest, context: ContextDep) -> model.Cancellation:
     """Cancel up to 1,000 jobs, named by their ids or by what they have in common."""
-    if who.may(Scope.ADMIN):
-        tenant = body.tenant
-    elif body.tenant in (None, who.tenant):
-        tenant = who.tenant
-    else:
+    tenant = body.tenant if who.may(Scope.ADMIN) else who.tenant
+    if body.tenant not in (None, tenant):
         raise Forbidden(f"only operators may cancel other tenants' jobs; leave tenant out or give {who.tenant}")
-    known = context.store.ids(body.filter_for(tenant), MOST_CANCELLED + 1)
-    chosen = known[:MOST_CANCELLED]
+    known = context.store.ids(body.filter_for(tenant), model.MOST_CANCELLED + 1)
+    chosen = known[: model.MOST_CANCELLED]
     http.state.changed = cancelled = list[str]()
     for job_id in context.store.cancel_many(chosen):  # should it fail on the way, the audit log has those before
         cancelled.append(f"{router.prefix}/{job_id}")
     ended, unknown = len(chosen) - len(cancelled), sorted(set(body.ids or ()).difference(known))
-    remaining = len(known) > MOST_CANCELLED
-    return Cancellation(cancelled=len(cancelled), ended=ended, not_found=unknown, remaining=remaining)
+    remaining = len(known) > model.MOST_CANCELLED
+    return model.Cancellation(cancelled=len(cancelled), ended=ended, not_found=unknown, remaining=remaining)
 
 
 _MOST_PAGES = 10  # of a search, with 10,000 jobs each
+_OF_GROUP = "Of the group, or else of all jobs, those"
+_SEARCHED = "Likewise, those with this in their name, group, tags or notes."
 
 
 class ComparedQuery(BaseModel):
@@ -147,12 +128,8 @@ class ComparedQuery(BaseModel):
 
     job: list[str] = Field([], max_length=MOST_COMPARED, description="The jobs.")
     group: Label | None = Field(None, description=f"Also the newest {MOST_COMPARED} jobs of this group.")
-    tag: list[Label] = Field(
-        [], max_length=MOST_TAGS, description="Of the group, or else of all jobs, those with all of these tags."
-    )
-    search: SearchText | None = Field(
-        None, description="Likewise, those with this in their name, group, tags or notes."
-    )
+    tag: list[Label] = Field([], max_length=MOST_TAGS, description=f"{_OF_GROUP} with all of these tags.")
+    search: model.SearchText | None = Field(None, description=_SEARCHED)
     tenant: TenantName | None = Field(None, description="Whose group; operators see all tenants' jobs.")
 
     def jobs(self, who: Principal, store: JobStore) -> list[JobRecord]:
@@ -163,7 +140,7 @@ class ComparedQuery(BaseModel):
         """
         jobs = {job_id: store.get(job_id) for job_id in self.job}
         for job in jobs.values():
-            refuse_others(job, who)
+            shown_to(who, job)
         if self.group or self.tag or self.search:
             tenant = self.tenant if who.may(Scope.ADMIN) else who.tenant
             wanted = JobFilter(tenant=tenant, group=self.group, tags=self.tag, text=self.search or None)
@@ -202,11 +179,11 @@ async def compare(query: Annotated[ComparisonQuery, Query()], who: Reader, conte
 @router.get("/{job_id}", response_model=JobRecord, responses=NOT_FOUND)
 async def show(job: JobDep, http: HttpRequest) -> Response:
     """Show one job."""
-    job = context_of(http).outlook().of(job)
+    job = (await context_of(http)).outlook().of(job)
     return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
 
 
-@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=BODY_REFUSED)
+@router.post("", responses=BODY_REFUSED, **_CREATION)
 async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: IdempotentDep) -> Response:
     """Submit a training job. It is QUEUED, and starts when its turn comes and its workers can be placed."""
     return await _create(spec, who, http, request)
@@ -215,17 +192,11 @@ async def submit(spec: JobSpec, who: Submitter, http: HttpRequest, request: Idem
 @router.get("/{job_id}/plan", responses=NOT_FOUND)
 async def show_plan(job: JobDep, context: ContextDep) -> models.PlanAnswer:
     """Plan a job with the profile and correction recorded when it was submitted, even if newer ones are stored."""
-    conditions = await run_in_threadpool(conditions_of, job.spec, context, job.tenant)
-    plan = await planned(job.spec, job.basis.machine(job.spec), conditions, context, job.tenant)
+    plan = await planned(job.spec, job.basis.machine(job.spec), context, job.tenant)
     return models.PlanAnswer(**dict(plan), profile=job.profile, fitted=job.fitted)
 
 
-@router.post(
-    "/{job_id}/clone",
-    status_code=HTTPStatus.CREATED,
-    response_model=JobRecord,
-    responses=BODY_REFUSED | _CHANGE_REFUSED,
-)
+@router.post("/{job_id}/clone", responses=BODY_REFUSED | _CHANGE_REFUSED, **_CREATION)
 async def clone(
     job: JobDep, body: models.CloneRequest, who: Submitter, http: HttpRequest, request: IdempotentDep
 ) -> Response:
@@ -254,7 +225,7 @@ async def clone(
 async def _create(
     spec: JobSpec, who: Principal, http: HttpRequest, request: Request | None, original: JobRecord | None = None
 ) -> Response:
-    context = context_of(http)
+    context = await context_of(http)
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
 
@@ -274,13 +245,11 @@ async def _create(
 
 # Changes to a job: patch, pause, resume, retry, cancel, drill, profile.
 
-IfMatch = Annotated[
-    str | None,
-    Header(max_length=256, description="Apply the change only if the ETag still matches; * or none: always."),
-]
+_IF_MATCH = "Apply the change only if the ETag still matches; * or none: always."
+IfMatch = Annotated[str | None, Header(max_length=256, description=_IF_MATCH)]
 
 
-@router.patch("/{job_id}", responses=_CHANGE_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
+@router.patch("/{job_id}", responses=_CHANGE_REFUSED | BODY_REFUSED | problem_responses(412))
 async def patch(
     job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
@@ -290,7 +259,7 @@ async def patch(
         expected, chosen = None if if_match == "*" else if_match, None
         if changes.gpus and not job.finished:
             spec = changed_spec(changes, job.requested_spec)
-            spec, chosen = with_layouts(spec, context, who.tenant, job.basis)
+            chosen = context.searches.layouts(spec, who.tenant, job.basis) if spec.leaves_layouts else None
             expected = expected or job.etag  # what was chosen is for this spec
         return context.outlook().of(context.store.patch(job.id, changes, expected, chosen, who.name))
 
@@ -306,33 +275,33 @@ async def patch(
     return record
 
 
-@router.post("/{job_id}/pause", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/pause", **_CHANGE)
 def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Pause a job. Its gang finishes the current step, saves and stops; follow its events to see it PAUSED."""
     return context.outlook().of(context.store.request_pause(job.id))
 
 
-@router.post("/{job_id}/resume", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/resume", **_CHANGE)
 def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing keeps training."""
     return context.outlook().of(context.store.resume(job.id))
 
 
-@router.post("/{job_id}/retry", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.post("/{job_id}/retry", **_CHANGE)
 def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
     in_queue = partial(context.quotas.keep_queue, name=job.queue)  # it may have been deleted, and its limits with it
     return context.outlook().of(context.store.retry(job.id, in_queue))
 
 
-@router.post("/{job_id}/drills", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
+@router.post("/{job_id}/drills", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED | BODY_REFUSED)
 def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
     """Inject a fault into a RUNNING job, to see it recover."""
     with _illegal_fields(Drill):
         return context.outlook().of(context.store.ask(job.id, drill, request))
 
 
-@router.post("/{job_id}/profiles", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_BODY_REFUSED)
+@router.post("/{job_id}/profiles", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED | BODY_REFUSED)
 def request_profile(
     job: JobDep, profile: Profile, _who: Submitter, context: ContextDep, request: IdempotentDep
 ) -> JobRecord:
@@ -341,32 +310,27 @@ def request_profile(
         return context.outlook().of(context.store.ask(job.id, profile, request))
 
 
-@router.post("/{job_id}/cancel", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
+@router.delete("/{job_id}", name="delete", description="Cancel a job; its record stays.", **_CHANGE)
+@router.post("/{job_id}/cancel", **_CHANGE)
 def cancel(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
     """Cancel a job. Its workers stop within seconds; follow its events to see it CANCELLED."""
     return context.outlook().of(context.store.request_cancel(job.id))
 
 
-@router.delete("/{job_id}", status_code=HTTPStatus.ACCEPTED, responses=_CHANGE_REFUSED)
-def delete(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
-    """Cancel a job; its record stays."""
-    return context.outlook().of(context.store.request_cancel(job.id))
-
-
 @contextmanager
-def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
+def _illegal_fields(of: type[BaseModel]) -> Iterator[None]:
     """Refuse changes that turn out illegal only together with the record like all other invalid requests."""
     try:
         yield
     except ValidationError as error:
         faults = error.errors(include_url=False)
-        fields = job_errors(faults[:MOST_FAULTS], model)
-        raise InvalidJob(fields, max(0, len(faults) - MOST_FAULTS)) from error
+        shown = job_errors(faults[: errors.MOST_FAULTS], of)
+        raise InvalidJob(shown, left_out=len(faults) - len(faults[: errors.MOST_FAULTS])) from error
 
 
 # A job's metrics over its steps.
 
-_LAST_STEP = 2**31 - 1  # what a database counts with
+_LARGEST_INT = 2**31 - 1  # what a database counts with
 
 
 class HistoryQuery(BaseModel):
@@ -376,15 +340,15 @@ class HistoryQuery(BaseModel):
 
     points: int = Field(500, ge=1, le=5000, description="Maximum number of points per curve.")
     ranks: bool = Field(True, description=f"Include the ranks' times; in fewer rows if over about {MOST_RANK_TIMES}.")
-    from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
-    to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
+    from_step: int = Field(1, ge=0, le=_LARGEST_INT, description="The first step.")
+    to_step: int | None = Field(None, ge=0, le=_LARGEST_INT, description="The last step; default: the newest.")
     format: models.AnswerFormat = "json"
 
 
 @router.get("/{job_id}/metrics", response_model=models.MetricsHistory, responses=NOT_FOUND | CSV)
 async def metrics(job: JobDep, who: Reader, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> Response:
     """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
-    last = min(job.goodput.highest_step, _LAST_STEP if query.to_step is None else query.to_step)
+    last = min(job.goodput.highest_step, _LARGEST_INT if query.to_step is None else query.to_step)
 
     def read() -> Response:
         with Session(context.store.engine) as session:
@@ -399,25 +363,16 @@ async def metrics(job: JobDep, who: Reader, context: ContextDep, query: Annotate
 # Jobs side by side.
 
 _MOST_POINTS = 100_000  # of all curves of an answer, which then has about 4 MB
+_POINTS = f"Maximum number of points of each curve, of all {_MOST_POINTS}; default: 500, or as many as that leaves."
+_CURVES = f"One of {', '.join(MEANS)}, {VALIDATION}, or {VALIDATION}/NAME of a validation set."
 
 
 class CurvesQuery(ComparedQuery):
     """Which jobs, and what of them."""
 
-    metric: str = Field(
-        "loss",
-        pattern=METRICS,
-        max_length=200,
-        description=f"One of {', '.join(MEANS)}, {VALIDATION}, or {VALIDATION}/NAME of a validation set.",
-    )
+    metric: str = Field("loss", pattern=METRICS, max_length=200, description=_CURVES)
     axis: models.Axis = Field(models.Axis.STEP, description="What it is drawn over.")
-    points: int | None = Field(
-        None,
-        ge=2,
-        le=2000,
-        description=f"Maximum number of points of each curve, of all {_MOST_POINTS}; default: 500, or as many as that "
-        "leaves.",
-    )
+    points: int | None = Field(None, ge=2, le=2000, description=_POINTS)
     low: float = Field(-math.inf, description="Only from here on the axis; default: from the beginning.")
     high: float = Field(math.inf, description="Only up to here; default: to the newest.")
     format: models.AnswerFormat = "json"
@@ -445,8 +400,7 @@ async def compare_curves(query: Annotated[CurvesQuery, Query()], who: Reader, co
 @router.get("/{job_id}/diff/{other_id}", responses=NOT_FOUND)
 def diff(job: JobDep, other_id: str, who: Reader, context: ContextDep) -> models.SpecDiff:
     """Show in which fields of their specs two jobs differ."""
-    other = context.store.get(other_id)
-    refuse_others(other, who)
+    other = shown_to(who, context.store.get(other_id))
     return models.SpecDiff(jobs=[job.id, other.id], fields=differing_fields([job.spec, other.spec]))
 
 
@@ -468,11 +422,7 @@ def trackers(job: JobDep, context: ContextDep) -> models.TrackerList:
     return models.TrackerList(trackers=shown)
 
 
-@router.post(
-    "/{job_id}/evaluations",
-    status_code=HTTPStatus.CREATED,
-    responses=NOT_FOUND | problem_responses(HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-)
+@router.post("/{job_id}/evaluations", status_code=HTTPStatus.CREATED, responses=NOT_FOUND | CONFLICT | BODY_REFUSED)
 def record_evaluation(
     job: JobDep, scores: Scores, _who: Submitter, context: ContextDep, request: IdempotentDep
 ) -> JobRecord:
@@ -490,8 +440,7 @@ async def list_evaluations(job: JobDep, who: Reader, context: ContextDep) -> mod
     def read() -> models.EvaluationList:
         with Session(context.store.engine) as session:
             events = queries.newest_events(session, job.id, "scores", _MOST)
-        shown = [models.JobEvaluation(time=event.time, **event.data) for event in events]
-        return models.EvaluationList(evaluations=shown)
+        return models.EvaluationList(evaluations=[models.JobEvaluation(time=each.time, **each.data) for each in events])
 
     return await to_thread.run_sync(read, limiter=context.scrape_threads[who.tenant])
 
@@ -500,7 +449,6 @@ async def list_evaluations(job: JobDep, who: Reader, context: ContextDep) -> mod
 
 
 _LARGEST_ID = 2**63 - 1  # what a database can compare
-_MOST_RANKS = 2**31 - 1
 
 After = Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")]
 LastEventId = Annotated[int | None, Header(ge=0, le=_LARGEST_ID, description="The same, of clients that reconnect.")]
@@ -553,7 +501,7 @@ async def events(
 @router.get("/{job_id}/logs", response_class=EventSourceResponse, responses=NOT_FOUND)
 async def logs(
     stream: StreamDep,
-    rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
+    rank: Annotated[int | None, Query(ge=0, le=_LARGEST_INT, description="Only lines of this rank.")] = None,
     level: Annotated[
         list[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]],
         Query(max_length=8, description="Only lines of one of these levels."),

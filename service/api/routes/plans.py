@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.concurrency import run_in_threadpool
 
 from boost_core import __version__
@@ -18,30 +18,18 @@ from boost_core.plan.report import PresetList, presets
 from boost_core.plan.run_cost import RunConditions
 from service.accounts.keys import Principal
 from service.api.admission import conditions_of, planned, refuse_small_vocabulary
-from service.api.auth import Reader
+from service.api.auth import Reader, Requires
 from service.api.deps import Context, ContextDep
 from service.api.errors import BODY_REFUSED, GUARDED, InvalidJob, at_fault
 from service.api.requests import StrictRoute
 from service.api.routes.cluster import shown
 from service.jobs.outlook import size_of_a_node
+from service.models.access import Scope
 from service.models.cluster import Versions
 from service.models.jobs import JobExample, JobExampleList, PlanAnswer, PlanRequest
 from service.models.problems import FieldError
 
 _FOLDER = Path(__file__).parents[2] / "examples"  # job files that are installed with the service
-
-
-@cache
-def job_examples() -> JobExampleList:
-    """All examples, those that need no GPU first; each is described by the comment at the top of its file."""
-    files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: (load_job(file).resources.gpus_per_worker, file.stem))
-    examples = []
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
-        description = " ".join(line.lstrip("# ") for line in comment)
-        examples.append(JobExample(name=file.stem, description=description, text=text))
-    return JobExampleList(examples=examples)
 
 
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute, responses=GUARDED)
@@ -64,7 +52,7 @@ async def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> P
     failures of Llama 3's training.
     """
     job, machine, conditions, found = await run_in_threadpool(_looked_up, request, who, context)
-    return PlanAnswer(**dict(await planned(job, machine, conditions, context, who.tenant)), **found)
+    return PlanAnswer(**dict(await planned(job, machine, context, who.tenant, conditions)), **found)
 
 
 def _looked_up(
@@ -110,25 +98,28 @@ def list_presets(_who: Reader) -> PresetList:
     return presets()
 
 
-@router.get("/examples")
-def list_examples(_who: Reader) -> JobExampleList:
+@router.get("/examples", dependencies=[Depends(Requires(Scope.READ))])  # no parameter, so that it can be cached
+@cache
+def list_examples() -> JobExampleList:
     """List example job files to start from, as offered by the web page."""
-    return job_examples()
+    # Those that need no GPU first; each is described by the comment at the top of its file.
+    files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: (load_job(file).resources.gpus_per_worker, file.stem))
+    examples = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        description = " ".join(line.lstrip("# ") for line in comment)
+        examples.append(JobExample(name=file.stem, description=description, text=text))
+    return JobExampleList(examples=examples)
 
 
 @router.get("/versions")
 def show_versions(_who: Reader, context: ContextDep) -> Versions:
     """Show the versions of the service and its dependencies."""
-    is_postgres = context.store.engine.dialect.name == "postgresql"
-    installed: dict[str, str | None] = {"ray": None, "torch": None}
-    for package in installed:
+    versions: dict[str, Any] = {"ray": None, "torch": None}
+    for package in versions:
         with suppress(PackageNotFoundError):
-            installed[package] = version(package)
-    return Versions(
-        service=__version__,
-        api="v1",
-        python=platform.python_version(),
-        **installed,
-        ray_dashboard_url=context.settings.ray_dashboard_url,
-        database="postgresql" if is_postgres else "sqlite",
-    )
+            versions[package] = version(package)
+    versions |= {"service": __version__, "api": "v1", "python": platform.python_version()}
+    dashboard, database = context.settings.ray_dashboard_url, context.store.engine.dialect.name
+    return Versions(**versions, ray_dashboard_url=dashboard, database=database)

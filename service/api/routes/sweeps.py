@@ -28,6 +28,9 @@ from service.models.problems import FieldError
 from service.models.sweeps import IllegalTrial, Sweep, SweepDetail, SweepList, SweepRequest, SweepTrialList
 from service.security.secrets import SecretUnusable
 
+# What submits the job of a trial: of a sweep, by number, with parameters; writes more in the same transaction.
+Submit = Callable[[Sweep, int, Mapping[str, Any], Callable[[Connection], None]], JobRecord]
+
 router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=StrictRoute, responses=GUARDED)
 
 SweepPath = Annotated[ResourceName, Path(description="The sweep.")]
@@ -58,10 +61,9 @@ async def create_sweep(request: SweepRequest, who: Submitter, context: ContextDe
             spec = await context.plans.run(who.tenant, partial(request.trial, 0, parameters))
             if now() < until:  # else stores and searches have taken long; the rest is checked when it is submitted
                 await admitted(spec, context, who.tenant, lambda _: True, pins=False)
-        except IllegalTrial as error:
-            errors.append(FieldError(field="space", message=str(error)))
-        except InvalidJob as error:
-            errors.append(FieldError(field="space", message=str(IllegalTrial(parameters, error.errors))))
+        except (IllegalTrial, InvalidJob) as error:
+            illegal = IllegalTrial(parameters, error.errors) if isinstance(error, InvalidJob) else error
+            errors.append(FieldError(field="space", message=str(illegal)))
         if len(errors) == _MOST_REPORTED:
             break
     if errors:
@@ -85,12 +87,7 @@ def show_sweep(name: SweepPath, who: Reader, context: ContextDep) -> SweepDetail
 
 
 @router.get("/{name}/trials", response_model=SweepTrialList, responses=NOT_FOUND | CONFLICT | CSV)
-def list_trials(
-    name: SweepPath,
-    who: Reader,
-    context: ContextDep,
-    format: AnswerFormat = "json",  # noqa: A002
-) -> Response:
+def list_trials(name: SweepPath, who: Reader, context: ContextDep, format: AnswerFormat = "json") -> Response:  # noqa: A002
     """List a sweep's trials with their parameters and values, as JSON or CSV."""
     sweep = context.sweeps.get(name, who.tenant)
     trials, jobs = context.studies.trials(sweep.id), context.store.of_sweep(sweep.id)
@@ -115,9 +112,7 @@ def _may_pass(error: BaseException | None) -> bool:
     return error is not None and _may_pass(error.__cause__)
 
 
-def trial_submitter(
-    context: Context,
-) -> Callable[[Sweep, int, Mapping[str, Any], Callable[[Connection], None]], JobRecord]:
+def trial_submitter(context: Context) -> Submit:
     """Return what submits the jobs of trials from one thread outside the server, by the same rules as for requests.
 
     Args:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
+from typer import Argument, Option
 
-from service.cli.connection import ask, client_of, open_client
-from service.cli.console import BadInput, Failed, bad_input, print_json, print_list, read_settings, say
-from service.cli.options import AsJson, Url, moment
+from service.cli.connection import client_of, open_client
+from service.cli.console import BadInput, Failed, bad_input, print_answer, read_settings, say
+from service.cli.options import UNOPENED, AsJson, Service, Url, moment
 from service.client import Client
 from service.models.access import Scope
 from service.models.jobs import KeyRequest
@@ -26,9 +27,9 @@ _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def login(
-    url: Annotated[str | None, typer.Option(help="URL of the service (default: BOOST_URL, or this machine).")] = None,
-    key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the key from standard input.")] = False,
-    ca_file: Annotated[Path | None, typer.Option(help="CA bundle to verify the service's certificate with.")] = None,
+    url: Annotated[str | None, Option(help="URL of the service (default: BOOST_URL, or this machine).")] = None,
+    key_stdin: Annotated[bool, Option("--key-stdin", help="Read the key from standard input.")] = False,
+    ca_file: Annotated[Path | None, Option(help="CA bundle to verify the service's certificate with.")] = None,
 ) -> None:
     """Sign in: ask for an API key, check it and store it in a file that only you can read."""
     settings = read_settings()
@@ -70,31 +71,26 @@ def logout() -> None:
         say(f"removed {path}")
 
 
-def whoami(as_json: AsJson = False, url: Url = None) -> None:
+def whoami(as_json: AsJson = False, client: Service = UNOPENED) -> None:
     """Show which tenant and key you are signed in with."""
-    who = ask(url, lambda client: client.whoami())
-    if as_json:
-        print_json(who)
-    else:
-        say(f"{who.name} of tenant {who.tenant}, with scope {', '.join(who.scopes)}")
+    who = client.whoami()
+    print_answer(who, as_json, f"{who.name} of tenant {who.tenant}, with scope {', '.join(who.scopes)}")
 
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; for operators.")
 
+_SCOPE_HELP = "Scope of the key; each includes the ones before it. Repeatable."
+_EXPIRES_HELP = "Expiry: 90d, or 2027-01-01T00:00:00Z (default: never)."
 _DIRECT_HELP = "Write to the database at BOOST_DATABASE_URL directly, as needed to create the first key."
-Direct = Annotated[bool, typer.Option("--direct", help=_DIRECT_HELP)]
+Direct = Annotated[bool, Option("--direct", help=_DIRECT_HELP)]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name in job records and the audit log.")],
-    tenant: Annotated[str, typer.Option(help="The tenant it acts for.")],
-    scope: Annotated[
-        list[Scope], typer.Option(help="Scope of the key; each includes the ones before it. Repeatable.")
-    ] = [Scope.SUBMIT],  # noqa: B006  # Typer copies it
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Expiry: 90d, or 2027-01-01T00:00:00Z (default: never).")
-    ] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="The key's name in job records and the audit log.")],
+    tenant: Annotated[str, Option(help="The tenant it acts for.")],
+    scope: Annotated[list[Scope], Option(help=_SCOPE_HELP)] = [Scope.SUBMIT],  # noqa: B006  # Typer copies it
+    expires: Annotated[str | None, Option(metavar="TIME", help=_EXPIRES_HELP)] = None,
     direct: Direct = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -105,11 +101,9 @@ def create(
         request = KeyRequest(name=name, tenant=tenant, scopes=scope, expires_at=expires_at)
     with _keys(direct, url) as book:
         key = book.create_key(request)
-    if as_json:
-        print_json(key)
-        return
-    say(key.key)
-    say(f"this is the key {key.id} of tenant {key.tenant}; store it now, it cannot be shown again", err=True)
+    print_answer(key, as_json, key.key)
+    if not as_json:
+        say(f"this is the key {key.id} of tenant {key.tenant}; store it now, it cannot be shown again", err=True)
 
 
 @app.command("ls")
@@ -122,12 +116,13 @@ def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) 
         moments = key.created_at, key.expires_at, key.last_used_at, key.revoked_at
         times = (f"{moment.astimezone():%Y-%m-%d %H:%M}" if moment else "-" for moment in moments)
         rows.append((key.id, key.name, key.tenant, ", ".join(key.scopes), *times))
-    print_list(result, as_json, ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED"), rows)
+    columns = ("ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
+    print_answer(result, as_json, rows, columns)
 
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's ID; `boost keys ls` lists them.")],
+    key_id: Annotated[str, Argument(metavar="ID", help="The key's ID; `boost keys ls` lists them.")],
     direct: Direct = False,
     url: Url = None,
 ) -> None:
@@ -168,19 +163,19 @@ def _keys(direct: bool, url: str | None) -> "Iterator[Client | LocalKeys]":
 
 
 def audit(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's requests.")] = None,
-    after: Annotated[int | None, typer.Option(min=0, help="Only entries with a higher ID.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
+    tenant: Annotated[str | None, Option(help="Only this tenant's requests.")] = None,
+    after: Annotated[int | None, Option(min=0, help="Only entries with a higher ID.")] = None,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
     as_json: AsJson = False,
-    url: Url = None,
+    client: Service = UNOPENED,
 ) -> None:
     """Print the audit log; for operators."""
-    page = ask(url, lambda client: client.audit(tenant, after, limit))
+    page = client.audit(tenant, after, limit)
     rows = []
     for entry in page.entries:
         time, status = f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}", str(entry.status)
         sender = (fact or "-" for fact in (entry.tenant, entry.key_name, entry.address))
         rows.append((str(entry.id), time, *sender, status, entry.action, entry.resource))
-    print_list(page, as_json, ("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), rows)
+    print_answer(page, as_json, rows, ("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"))
     if page.next_after is not None and not as_json:
         say(f"(more entries follow: add --after {page.next_after})")

@@ -8,24 +8,24 @@ own, so that this program need not load it.
 import json
 import re
 import shutil
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from boost_core.checkpoint.folder import CheckpointFolder, located
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.config import Layout
 from boost_core.messages import Scores
-from service.cli.commands.jobs import evaluations_of
+from service.cli.commands.jobs import where_served
 from service.cli.commands.local import run_trainer
-from service.cli.connection import ask, open_client
-from service.cli.console import BadInput, ExitStatus, Failed, print_json, print_rows, say
+from service.cli.connection import open_client
+from service.cli.console import BadInput, ExitStatus, Failed, print_answer, say
 from service.cli.job_text import value_in_words
-from service.cli.options import AsJson, JobId, JobOrCheckpoint, JobOrFolder, Tokenizer, Url, WhichStep
+from service.cli.options import UNOPENED, AsJson, AtStep, JobId, JobOrCheckpoint, JobOrFolder, Service, Tokenizer, Url
 from service.client import Client
 from service.models.access import Scope
 from service.models.jobs import CheckpointDetail, CheckpointList
@@ -34,43 +34,36 @@ app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete check
 
 JOB_ID = re.compile(r"job-[0-9a-z]+")
 
-Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="Step of the checkpoint.")]
-FolderUrl = Annotated[
-    str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")
-]
+Step = Annotated[int, Argument(min=0, metavar="STEP", help="Step of the checkpoint.")]
+FolderUrl = Annotated[str, Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
 
 
 @app.command("ls")
 def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = None) -> None:
     """List the committed checkpoints of a job or a folder, newest first, then the damaged ones."""
     if JOB_ID.fullmatch(where):
-        result = ask(url, lambda client: client.checkpoints(where))
+        with open_client(url) as client:
+            result = client.checkpoints(where)
     else:
         folder = CheckpointFolder(where)
         _steps(folder)
-        pinned = folder.pinned()
-        result = CheckpointList.of(folder, folder.checkpoints(), pinned)
-    if as_json:
-        print_json(result)
-        return
+        result = CheckpointList.of(folder, folder.checkpoints(), folder.pinned())
     rows = []
     for each in result.checkpoints:
         saved, size = f"{each.saved_at.astimezone():%Y-%m-%d %H:%M:%S}", f"{each.bytes / 2**20:,.1f} MiB"
         rows.append((str(each.step), saved, size, str(Layout.of(each)), "pinned" if each.pinned else "-", each.url))
-    print_rows(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), rows)
-    for one in result.damaged:
-        say(f"the checkpoint of step {one.step} is damaged{' and pinned' if one.pinned else ''}: {one.damage}")
+    print_answer(result, as_json, rows, ("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"))
+    if not as_json:
+        for one in result.damaged:
+            say(f"the checkpoint of step {one.step} is damaged{' and pinned' if one.pinned else ''}: {one.damage}")
 
 
 @app.command()
-def show(
-    where: JobOrFolder,
-    step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")] = None,
-    url: Url = None,
-) -> None:
+def show(where: JobOrFolder, step: AtStep = None, url: Url = None) -> None:
     """Print a checkpoint's details as JSON."""
     if JOB_ID.fullmatch(where):
-        print_json(ask(url, lambda client: checkpoint_of_job(client, where, step)))
+        with open_client(url) as client:
+            print_answer(checkpoint_of_job(client, where, step), as_json=True)
         return
     folder = CheckpointFolder(where)
     chosen = _steps(folder, step)[-1]
@@ -78,33 +71,31 @@ def show(
         manifest = folder.manifest(chosen)
     except CheckpointDamaged as damage:
         raise BadInput(f"the checkpoint of step {chosen} is damaged: {damage}; choose another with --step") from damage
-    print_json(manifest)
+    print_answer(manifest, as_json=True)
 
 
 @app.command()
-def pin(job_id: JobId, step: Step, url: Url = None) -> None:
+def pin(job_id: JobId, step: Step, client: Service = UNOPENED) -> None:
     """Keep a checkpoint until it is unpinned."""
-    with open_client(url) as client:
-        say(f"{client.pin(job_id, step).url} is kept until it is unpinned")
+    say(f"{client.pin(job_id, step).url} is kept until it is unpinned")
 
 
 @app.command()
-def unpin(job_id: JobId, step: Step, url: Url = None) -> None:
+def unpin(job_id: JobId, step: Step, client: Service = UNOPENED) -> None:
     """Return a checkpoint to the job's retention."""
-    with open_client(url) as client:
-        say(f"{client.unpin(job_id, step).url} is again subject to the job's retention")
+    say(f"{client.unpin(job_id, step).url} is again subject to the job's retention")
 
 
 @app.command("rm")
-def remove(job_id: JobId, step: Step, url: Url = None) -> None:
+def remove(job_id: JobId, step: Step, client: Service = UNOPENED) -> None:
     """Delete a checkpoint of a job."""
-    ask(url, lambda client: client.delete_checkpoint(job_id, step))
+    client.delete_checkpoint(job_id, step)
     say(f"deleted the checkpoint of step {step} of {job_id}")
 
 
 @app.command()
 def verify(
-    url: FolderUrl, step: Annotated[int | None, typer.Option(min=0, help="Only this step (default: all).")] = None
+    url: FolderUrl, step: Annotated[int | None, Option(min=0, help="Only this step (default: all).")] = None
 ) -> None:
     """Verify the checksum of every file."""
     folder = CheckpointFolder(url)
@@ -121,8 +112,8 @@ def verify(
 @app.command()
 def prune(
     url: FolderUrl,
-    keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
-    keep_every: Annotated[int | None, typer.Option(min=1, help="Also keep multiples of this many steps.")] = None,
+    keep_last: Annotated[int, Option(min=1, help="Keep this many of the newest.")],
+    keep_every: Annotated[int | None, Option(min=1, help="Also keep multiples of this many steps.")] = None,
 ) -> None:
     """Remove old checkpoints. Those kept are verified first; damaged ones do not count."""
     folder = CheckpointFolder(url)
@@ -141,9 +132,8 @@ def checkpoint_of_job(client: Client, job_id: str, step: int | None) -> Checkpoi
         result = client.checkpoints(job_id)
         if not result.checkpoints:
             damaged = [f"; that of step {one.step} is damaged: {one.damage}" for one in result.damaged[:1]]
-            raise BadInput(
-                f"{job_id} has no {'intact checkpoint' if damaged else 'committed checkpoint yet'}{''.join(damaged)}"
-            )
+            missing = "intact checkpoint" if damaged else "committed checkpoint yet"
+            raise BadInput(f"{job_id} has no {missing}{''.join(damaged)}")
         step = result.checkpoints[0].step
     return client.checkpoint(job_id, step)
 
@@ -176,13 +166,11 @@ def _options(**values: object) -> list[str]:
 
 def evaluate(
     where: JobOrCheckpoint,
-    tasks: Annotated[
-        list[str], typer.Option(metavar="PATH", help="An lm-eval task file, or a folder of them; repeatable.")
-    ],
-    step: WhichStep = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only this many documents of each task.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Sequences at a time.")] = 8,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the scores to a file, as JSON.")] = None,
+    tasks: Annotated[list[str], Option(metavar="PATH", help="An lm-eval task file, or a folder of them; repeatable.")],
+    step: AtStep = None,
+    limit: Annotated[int | None, Option(min=1, help="Only this many documents of each task.")] = None,
+    batch_size: Annotated[int, Option(min=1, max=4096, help="Sequences at a time.")] = 8,
+    out: Annotated[Path | None, Option(metavar="FILE", help="Also write the scores to a file, as JSON.")] = None,
     tokenizer: Tokenizer = None,
     url: Url = None,
 ) -> None:
@@ -209,7 +197,8 @@ def evaluate(
         if status or job_id is None:
             raise typer.Exit(status)
         scores = Scores.model_validate_json(file.read_bytes())
-        ask(url, lambda client: client.record_evaluation(job_id, scores))
+        with open_client(url) as client:
+            client.record_evaluation(job_id, scores)
     except BaseException as ended:
         if not isinstance(ended, typer.Exit) and file.exists():
             say(f"the scores are in {file}; POST it to /v1/jobs/JOB/evaluations to record them later", err=True)
@@ -221,28 +210,18 @@ def evaluate(
 
 
 _MOST_SCORES = 100  # on a card
-
-
-class Dtype(StrEnum):
-    """Types of exported tensors."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
+_MERGE_HELP = "svd only: multiply the factors out into a plain dense model."
 
 
 def export(
     where: JobOrCheckpoint,
-    destination: Annotated[str, typer.Argument(metavar="DEST", help="A new folder, or an s3:// URL.")],
-    step: WhichStep = None,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the tensors.")] = Dtype.FP32,
-    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
-    merge: Annotated[
-        bool, typer.Option("--merge", help="svd only: multiply the factors out into a plain dense model.")
-    ] = False,
+    destination: Annotated[str, Argument(metavar="DEST", help="A new folder, or an s3:// URL.")],
+    step: AtStep = None,
+    dtype: Annotated[Literal["fp32", "bf16"], Option(help="Type of the tensors.")] = "fp32",
+    max_shard_size: Annotated[str, Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
+    merge: Annotated[bool, Option("--merge", help=_MERGE_HELP)] = False,
     tokenizer: Tokenizer = None,
-    push: Annotated[
-        str | None, typer.Option(metavar="REPO", help="Also push the model to this repository of a hub.")
-    ] = None,
+    push: Annotated[str | None, Option(metavar="REPO", help="Also push the model to this repository of a hub.")] = None,
     url: Url = None,
 ) -> None:
     """Export a model: safetensors, configuration, tokenizer and card, as `transformers` loads them."""
@@ -258,7 +237,8 @@ def export(
                 newest = curves.evaluations[-1]
                 last |= {"validation": newest.loss, **{f"{each.name} validation": each.loss for each in newest.sets}}
             losses = {part: loss for part, loss in last.items() if loss is not None}
-            for evaluation in evaluations_of(client, where):
+            evaluated = where_served(client.evaluations, where)
+            for evaluation in evaluated.evaluations if evaluated else ():
                 for score in evaluation.scores if evaluation.step == checkpoint.step else ():
                     value = f"{value_in_words(score)} ({evaluation.evaluated_by})"
                     scores.setdefault(f"{score.task} {score.metric}", value)
@@ -266,7 +246,7 @@ def export(
         where, step = checkpoint.url, None
     else:
         _refuse_absent(where, step)
-    options = _options(step=step, tokenizer=tokenizer, push=push, dtype=dtype.value, max_shard_size=max_shard_size)
+    options = _options(step=step, tokenizer=tokenizer, push=push, dtype=dtype, max_shard_size=max_shard_size)
     options += ["--merge"] if merge else []
     with TemporaryDirectory(prefix="boost-export-") as folder:
         known = Path(folder) / "known.json"  # a command line has no room for many scores
@@ -275,27 +255,26 @@ def export(
     raise typer.Exit(status)
 
 
+_MAX_NEW_TOKENS_HELP = "Maximum number of tokens (default: 100, or what the sequence has room for)."
+_TEMPERATURE_HELP = "Sampling temperature; 0 always takes the likeliest token."
+_TOP_P_HELP = "Sample from the likeliest tokens with this total probability."
+
+
 def generate(
     where: JobOrCheckpoint,
-    prompt: Annotated[str, typer.Option(help="The beginning of a document; may be empty.")],
-    step: WhichStep = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of tokens (default: 100, or what the sequence has room for)."),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=100, help="Sampling temperature; 0 always takes the likeliest token.")
-    ] = 1.0,
-    top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Sample from the likeliest tokens with this total probability.")
-    ] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: a new one each time).")] = None,
+    prompt: Annotated[str, Option(help="The beginning of a document; may be empty.")],
+    step: AtStep = None,
+    max_new_tokens: Annotated[int | None, Option(min=1, help=_MAX_NEW_TOKENS_HELP)] = None,
+    temperature: Annotated[float, Option(min=0, max=100, help=_TEMPERATURE_HELP)] = 1.0,
+    top_p: Annotated[float, Option(min=0, max=1, help=_TOP_P_HELP)] = 1.0,
+    seed: Annotated[int | None, Option(min=0, help="Random seed (default: a new one each time).")] = None,
     tokenizer: Tokenizer = None,
     url: Url = None,
 ) -> None:
     """Continue a prompt with a job's newest checkpoint, on this machine; the job may still be training."""
     if JOB_ID.fullmatch(where):
-        where, step = ask(url, lambda client: checkpoint_of_job(client, where, step)).url, None
+        with open_client(url) as client:
+            where, step = checkpoint_of_job(client, where, step).url, None
     else:
         _refuse_absent(where, step)
     options = _options(prompt=prompt, temperature=temperature, top_p=top_p, step=step, seed=seed, tokenizer=tokenizer)

@@ -6,16 +6,17 @@ from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from boost_core.config import JobSpec
 from boost_core.terminal import duration
 from service.cli.connection import open_client
-from service.cli.console import BadInput, Failed, print_facts, print_json, print_rows, read_job, say, say_unchanged
-from service.cli.options import AsJson, JobIds, Url, complete_job_ids, job_of
+from service.cli.console import BadInput, Failed, print_answer, print_facts, print_rows, read_job, say_raw
+from service.cli.options import UNOPENED, AsJson, JobIds, Service, Url, complete_job_ids, job_of
 from service.jobs.comparison import differing_fields
 from service.models.jobs import DifferingField, Result, SpecDiff, csv_of
 
-JobOrFile = Annotated[str, typer.Argument(help="A job's ID or name, or a job file.", autocompletion=complete_job_ids)]
+JobOrFile = Annotated[str, Argument(help="A job's ID or name, or a job file.", autocompletion=complete_job_ids)]
 
 
 def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = False, url: Url = None) -> None:
@@ -28,11 +29,8 @@ def diff(context: typer.Context, a: JobOrFile, b: JobOrFile, as_json: AsJson = F
             return client.get(job_of(context, which)).spec
 
     result = SpecDiff(jobs=[a, b], fields=differing_fields([spec_of(a), spec_of(b)]))
-    if as_json:
-        print_json(result)
-        return
-    if not result.fields:
-        say("no field differs")
+    if as_json or not result.fields:
+        print_answer(result, as_json, "no field differs")
         return
     print_facts([("A", a), ("B", b)], 3)  # as headings, paths would leave the values no room
     for submitted, heading in ((True, "FIELD"), (False, "FOLLOWS FROM THESE")):
@@ -56,39 +54,35 @@ def values_in_words(field: DifferingField) -> list[str]:
 
 def compare(
     job_ids: JobIds = None,
-    group: Annotated[str | None, typer.Option(help="Compare the jobs of this group.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Compare those with this tag; repeatable.")] = None,
-    search: Annotated[str | None, typer.Option(help="Compare those with this in name, group, tags or notes.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose group; for operators.")] = None,
-    sort: Annotated[Result | None, typer.Option(help="Sort by this result, the lowest first.")] = None,
-    descending: Annotated[bool, typer.Option("--descending", help="The highest first.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    group: Annotated[str | None, Option(help="Compare the jobs of this group.")] = None,
+    tag: Annotated[list[str] | None, Option(help="Compare those with this tag; repeatable.")] = None,
+    search: Annotated[str | None, Option(help="Compare those with this in name, group, tags or notes.")] = None,
+    tenant: Annotated[str | None, Option(help="Whose group; for operators.")] = None,
+    sort: Annotated[Result | None, Option(help="Sort by this result, the lowest first.")] = None,
+    descending: Annotated[bool, Option("--descending", help="The highest first.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
-    url: Url = None,
+    client: Service = UNOPENED,
 ) -> None:
     """Show jobs' results side by side, with the fields in which their specs differ."""
     if not (job_ids or group or tag or search):
         raise BadInput("nothing to compare; give the jobs' IDs, --group, --tag or --search")
     if as_csv and as_json:
         raise BadInput("give one of --csv and --json")
-    with open_client(url) as client:
-        result = client.compare(
-            job_ids or [], group=group, tags=tag or [], search=search, tenant=tenant, sort=sort, descending=descending
-        )
+    result = client.compare(
+        job_ids or [], group=group, tags=tag or [], search=search, tenant=tenant, sort=sort, descending=descending
+    )
     if not result.jobs:
         raise Failed("no job fits these options; `boost ls` lists the jobs, and takes the same")
-    if as_json:
-        print_json(result)
-        return
     fields = [each.field for each in result.fields]
     if as_csv:
         lines: list[list[Any]] = [["id", "name", "state", *Result, *fields]]
         for place, job in enumerate(result.jobs):
             values = (each.values[place] for each in result.fields)
             lines.append([job.id, job.name, job.state, *(getattr(job, each) for each in Result), *values])
-        say_unchanged(csv_of(lines).removesuffix("\n"))
+        say_raw(csv_of(lines).removesuffix("\n"))
         return
-    columns = [values_in_words(each) for each in result.fields]
+    differing = [values_in_words(each) for each in result.fields]
     rows = []
     for place, job in enumerate(result.jobs):
         state = f"{job.state}\n{shorten(job.message, 60)}" if job.message else job.state
@@ -96,6 +90,7 @@ def compare(
         speed = "-" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}"
         tokens = "-" if job.tokens is None else f"{job.tokens:,}"
         spent = "-" if job.seconds is None else duration(job.seconds), f"{job.gpu_hours:,.2f}"
-        values = (each[place] for each in columns)
+        values = (each[place] for each in differing)
         rows.append((f"{job.name}\n{job.id}", state, *losses, speed, tokens, *spent, *values))
-    print_rows(("JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", *fields), rows)
+    columns = ("JOB", "STATE", "LOSS", "VALIDATION", "TOKENS/S", "TOKENS", "TIME", "GPU-HOURS", *fields)
+    print_answer(result, as_json, rows, columns)

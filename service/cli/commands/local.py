@@ -16,21 +16,12 @@ import httpx
 import typer
 import yaml
 from pydantic import ValidationError
+from typer import Argument, Option
 
 from boost_core.config import JobSpec
 from boost_core.config.nanotron import import_config
 from boost_core.messages import EvaluationReport, StepReport
-from service.cli.console import (
-    BadInput,
-    ExitStatus,
-    Failed,
-    Terminal,
-    print_line,
-    read_job,
-    read_settings,
-    say,
-    say_unchanged,
-)
+from service.cli.console import BadInput, ExitStatus, Failed, Terminal, read_job, read_settings, say, say_raw
 from service.cli.job_text import follow, report_of
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.states import JobState
@@ -42,10 +33,6 @@ EXAMPLE = Path("examples/cola-tiny.yaml")
 _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 _LOG_LINES = 20
-
-
-class _ServiceFailed(RuntimeError):
-    """The service did not become ready."""
 
 
 @contextmanager
@@ -82,23 +69,19 @@ HANDED_ON: dict[str, Any] = {"context_settings": _ANY_ARGUMENTS, "add_help_optio
 
 
 _TLS_HELP = "--no-tls: a proxy in front of the service terminates TLS (default: BOOST_TLS)."
+_PORT_HELP = "Port to listen on (default: BOOST_PORT, or 8900)."
+_AUTH_HELP = "Require API keys (default: BOOST_AUTH, or --auth)."
+_TLS_CERT_HELP = "PEM file with the certificate and its chain (default: BOOST_TLS_CERT)."
+_TLS_KEY_HELP = "PEM file with the certificate's private key (default: BOOST_TLS_KEY)."
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on (default: BOOST_HOST, or 127.0.0.1).")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Port to listen on (default: BOOST_PORT, or 8900).")
-    ] = None,
-    auth: Annotated[
-        bool | None, typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth).")
-    ] = None,
-    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help=_TLS_HELP)] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate and its chain (default: BOOST_TLS_CERT).")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate's private key (default: BOOST_TLS_KEY).")
-    ] = None,
+    host: Annotated[str | None, Option(help="Address to listen on (default: BOOST_HOST, or 127.0.0.1).")] = None,
+    port: Annotated[int | None, Option(min=1, max=65_535, help=_PORT_HELP)] = None,
+    auth: Annotated[bool | None, Option("--auth/--no-auth", help=_AUTH_HELP)] = None,
+    tls: Annotated[bool | None, Option("--tls/--no-tls", help=_TLS_HELP)] = None,
+    tls_cert: Annotated[Path | None, Option(help=_TLS_CERT_HELP)] = None,
+    tls_key: Annotated[Path | None, Option(help=_TLS_KEY_HELP)] = None,
 ) -> None:
     """Run the service until it is interrupted. Every option can be set as a variable, such as BOOST_HOST."""
     from service.serve import run  # the engine takes seconds to import, and no other command needs it
@@ -131,9 +114,8 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
         Failed: The trainer is not installed here.
     """
     if not has_trainer():
-        raise Failed(
-            f"this needs the trainer, which is not installed here; {REMEDY}, or run this command where it is installed"
-        )
+        remedy = f"{REMEDY}, or run this command where it is installed"
+        raise Failed(f"this needs the trainer, which is not installed here; {remedy}")
 
     def terminate(*_: object) -> None:
         raise _Terminated
@@ -179,11 +161,12 @@ def data(context: typer.Context) -> None:
     raise typer.Exit(run_trainer("boost_core.data", context.args))
 
 
+_CONFIG_HELP = "A configuration of nanotron or of BOOST's fork of it."
+
+
 def import_configuration(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG.YAML", help="A configuration of nanotron or of BOOST's fork of it.")
-    ],
-    out: Annotated[Path | None, typer.Option(help="File to write the job to (default: standard output).")] = None,
+    config: Annotated[Path, Argument(metavar="CONFIG.YAML", help=_CONFIG_HELP)],
+    out: Annotated[Path | None, Option(help="File to write the job to (default: standard output).")] = None,
 ) -> None:
     """Convert another trainer's configuration into a job file; list what was not converted or is still to be set."""
     if out is not None and out.exists():
@@ -223,13 +206,13 @@ def demo() -> None:
                         if httpx.get(f"{url}/readyz", trust_env=False).is_success:
                             break
                     if process.poll() is not None:
-                        raise _ServiceFailed(f"the service ended with exit status {process.returncode}")
+                        raise Failed(f"the service ended with exit status {process.returncode}")
                     if time.monotonic() > deadline:
-                        raise _ServiceFailed(f"the service was not ready after {_START_SECONDS:.0f} s")
+                        raise Failed(f"the service was not ready after {_START_SECONDS:.0f} s")
                     time.sleep(0.2)
 
             job_id = client.submit(spec).id
-            print_line(console, f"submitted {EXAMPLE} as {job_id}")
+            console.say(f"submitted {EXAMPLE} as {job_id}")
             try:
                 record = follow(client, job_id, console)
             except BaseException:  # the next demo would have to wait for it
@@ -237,9 +220,9 @@ def demo() -> None:
                     client.cancel(job_id)
                 raise
             reports = [report_of(event) for event in client.events(job_id, follow=False)]
-    except (_ServiceFailed, ServiceUnreachable) as error:
-        print_line(console, f"{error}\nlast lines of {log}:", style="red")
-        say_unchanged("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
+    except (Failed, ServiceUnreachable) as error:
+        console.say(f"{error}\nlast lines of {log}:", style="red")
+        say_raw("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
         raise typer.Exit(ExitStatus.FAILED) from None
 
     steps = [report for report in reports if isinstance(report, StepReport)]
@@ -266,7 +249,7 @@ def demo() -> None:
             commands = "serve --no-auth", f"submit {EXAMPLE} --follow", "ls"
             lines += ["\nTry next:", *(f"  {boost} {command}" for command in commands)]
     for line in lines:
-        print_line(console, line)
+        console.say(line)
     raise typer.Exit(status)
 
 

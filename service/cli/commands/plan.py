@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
@@ -18,8 +19,8 @@ from boost_core.plan.run_cost import GPU_MTBF_HOURS, RunConditions
 from boost_core.plan.search import PlanSearch, SearchReport, search_report
 from boost_core.terminal import duration_in_words, rounded, size_in_words
 from service.cli.commands.local import run_trainer
-from service.cli.connection import ask
-from service.cli.console import BadInput, print_facts, print_json, print_rows, read_job, read_profile, read_yaml_as, say
+from service.cli.connection import open_client
+from service.cli.console import BadInput, print_answer, print_facts, print_rows, read_as, read_job, read_profile, say
 from service.cli.options import AsJson, JobFile, Url, hours
 from service.models.cluster import StoredProfile
 from service.models.jobs import PlanAnswer
@@ -35,42 +36,35 @@ _MTBF_HELP = (
     "Llama 3's training); 64 GPUs fail 64 times as often: 768, or 32d, is one failure in 12 hours. Nodes of 8 that "
     "fail once in 21 days: 168d."
 )
-_STORE_BANDWIDTH_HELP = (
+_STORE_HELP = (
     "GB/s at which all ranks together write a checkpoint (default: as the notes show; with --service, as it has "
     "measured)."
 )
+_PROFILE_HELP = "Profile of the devices, from `boost bench profile` (default: data sheets)."
+_SERVICE_HELP = "Let the service plan it, with its stored profile of the GPUs."
+_PRICE_HELP = "Price of a GPU-hour, to show what all steps cost."
+_MEASURE_HELP = "For a job without GPUs: first time its steps here, on CPUs, for a second."
 
 
 def plan(
     job: JobFile,
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile of the devices, from `boost bench profile` (default: data sheets).")
-    ] = None,
-    service: Annotated[
-        bool, typer.Option("--service", help="Let the service plan it, with its stored profile of the GPUs.")
-    ] = False,
-    gpus: Annotated[str | None, typer.Option(metavar="N|KIND|NxKIND", help=_GPUS_HELP)] = None,
-    cluster: Annotated[Path | None, typer.Option(help=_CLUSTER_HELP)] = None,
-    network: Annotated[float | None, typer.Option(metavar="GBITS", min=0.001, max=100_000, help=_NETWORK_HELP)] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
-    price: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="Price of a GPU-hour, to show what all steps cost.")
-    ] = None,
-    mtbf: Annotated[float | None, typer.Option(metavar="HOURS", parser=hours, help=_MTBF_HELP)] = None,
-    store_bandwidth: Annotated[
-        float | None, typer.Option(metavar="GB/S", min=1e-3, max=1e6, help=_STORE_BANDWIDTH_HELP)
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="For a job without GPUs: first time its steps here, on CPUs, for a second."),
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
+    profile: Annotated[Path | None, Option(help=_PROFILE_HELP)] = None,
+    service: Annotated[bool, Option("--service", help=_SERVICE_HELP)] = False,
+    gpus: Annotated[str | None, Option(metavar="N|KIND|NxKIND", help=_GPUS_HELP)] = None,
+    cluster: Annotated[Path | None, Option(help=_CLUSTER_HELP)] = None,
+    network: Annotated[float | None, Option(metavar="GBITS", min=0.001, max=100_000, help=_NETWORK_HELP)] = None,
+    top: Annotated[int, Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
+    price: Annotated[float | None, Option(min=0, max=1e6, help=_PRICE_HELP)] = None,
+    mtbf: Annotated[float | None, Option(metavar="HOURS", parser=hours, help=_MTBF_HELP)] = None,
+    store_bandwidth: Annotated[float | None, Option(metavar="GB/S", min=1e-3, max=1e6, help=_STORE_HELP)] = None,
+    measure: Annotated[bool, Option("--measure", help=_MEASURE_HELP)] = False,
+    explain: Annotated[bool, Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
     spec, number = read_job(job), None
-    described = read_yaml_as(NetworkConfig, cluster) if cluster else None
+    described = read_as(NetworkConfig, cluster) if cluster else None
     measured = read_profile(profile) if profile else None
     if gpus is not None:
         count, _, kind = gpus.partition("x") if gpus[:1].isdecimal() else ("", "", gpus)
@@ -81,7 +75,7 @@ def plan(
             if described is not None and described.device is not None:
                 raise BadInput(f"--gpus {gpus}: --cluster describes the GPUs already; leave out {kind}")
             of_kind = {"accelerator_type": kind.replace(" ", "-"), "gpus_per_worker": 1}
-            spec = read_job(job, {"resources": spec.resources.model_dump(mode="json") | of_kind})
+            spec = read_job(job, resources=spec.resources.model_dump(mode="json") | of_kind)
     if measure:
         if profile or service or spec.resources.gpus_per_worker:
             raise BadInput("--measure is for jobs without GPUs, and goes with neither --profile nor --service")
@@ -99,9 +93,10 @@ def plan(
     if service:
         if number is None and (described or network or measured):
             raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
-        answer = ask(url, lambda client: client.plan(spec, search, conditions))
+        with open_client(url) as client:
+            answer = client.plan(spec, search, conditions)
         if as_json:
-            print_json(answer)
+            print_answer(answer, as_json)
             return
         if answer.search is not None:
             print_search(answer.search, spec)
@@ -130,7 +125,7 @@ def plan(
     except ValueError as error:
         raise BadInput(str(error)) from error
     if as_json:
-        print_json(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen))
+        print_answer(result if chosen is None else PlanAnswer(**dict(result), chosen=chosen), as_json)
     elif isinstance(result, SearchReport):
         print_search(result, spec)
     else:
@@ -164,24 +159,19 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
     if plan.fastest is not None:
         fastest = plan.shapes[plan.fastest]
         largest = fastest.memory
-        low, high = fastest.step_seconds_range
+        whole, (low, high) = fastest.step_seconds, fastest.step_seconds_range
         parts = sorted(fastest.step_parts.model_dump().items(), key=lambda each: -each[1])
-        shares = [
-            f"{name} {part / fastest.step_seconds:.0%}" for name, part in parts if part > 0.01 * fastest.step_seconds
-        ]
-        step = f"{rounded(fastest.step_seconds)} s, four in five from {rounded(low, 2)} to {rounded(high, 2)} s"
+        shares = [f"{name} {part / whole:.0%}" for name, part in parts if part > 0.01 * whole]
+        step = f"{rounded(whole)} s, four in five from {rounded(low, 2)} to {rounded(high, 2)} s"
         facts = [("fastest", f"{Layout.of(fastest)}, recompute {fastest.recompute}")]
         facts.append(("a step", f"{step}: {', '.join(shares)}"))
-        for line in fastest.words:
-            name, _, value = line.partition(": ")
-            facts.append((name, value))
+        facts += [line.partition(": ")[::2] for line in fastest.words]
         sent, training = fastest.communication, spec.training
         if sent.all_reduces:
             tokens = training.micro_batch_size * training.sequence_length // fastest.context_parallel_size
             element = BYTES[training.precision]
-            exchange = (
-                f"{size_in_words(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,} collectives"
-            )
+            size = size_in_words(sent.elements_per_token * tokens * element)
+            exchange = f"{size} in {sent.all_reduces:,} collectives"
             if gathered := sent.gathered_elements_per_token * tokens * element:
                 exchange += f", {size_in_words(gathered)} gathered"
             facts.append(("exchange", f"a tensor parallel rank sends {exchange} per micro-batch"))
@@ -203,10 +193,8 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
 def print_stored(profile: StoredProfile | None) -> None:
     """Print which stored profile the service used to predict times, if any."""
     if profile is not None:
-        say(
-            f"from the service's profile of {profile.kind}: {profile.profile.device}, "
-            f"stored {profile.stored_at:%Y-%m-%d %H:%M} UTC{f' by {profile.stored_by}' if profile.stored_by else ''}"
-        )
+        stored = f"{profile.stored_at:%Y-%m-%d %H:%M} UTC{f' by {profile.stored_by}' if profile.stored_by else ''}"
+        say(f"from the service's profile of {profile.kind}: {profile.profile.device}, stored {stored}")
 
 
 def _sizes(of: Plan | SearchReport, spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -230,16 +218,12 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         step = f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s"
         say("")
         facts = [("first", first.text), ("a step", step)]
-        for line in first.words:
-            name, _, value = line.partition(": ")
-            facts.append((name, value))
+        facts += [line.partition(": ")[::2] for line in first.words]
         print_facts(facts, _INDENT)
         most = max(each.node_host_bytes for each in report.choices)
         if most and report.node_memory_bytes is None:
-            say(
-                f"hosts: up to {size_in_words(most)} per node for state and copies; the memory of the nodes is unknown "
-                "and not checked"
-            )
+            unchecked = "the memory of the nodes is unknown and not checked"
+            say(f"hosts: up to {size_in_words(most)} per node for state and copies; {unchecked}")
     else:
         say("nothing fits")
     for line in (*report.why, *report.would_change, *report.other_orders):

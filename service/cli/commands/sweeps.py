@@ -5,22 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from service.cli.commands.comparison import value_in_words
-from service.cli.connection import ask, open_client, retry_longer
-from service.cli.console import (
-    BadInput,
-    ExitStatus,
-    Failed,
-    number,
-    print_json,
-    print_list,
-    print_one,
-    read_yaml_as,
-    say,
-    say_unchanged,
-)
-from service.cli.options import AsJson, Changes, Quiet, Url, merge_patch
+from service.cli.connection import retry_longer
+from service.cli.console import BadInput, ExitStatus, Failed, number, print_answer, read_as, say, say_raw
+from service.cli.options import UNOPENED, AsJson, Changes, Quiet, Service, merge_patch
 from service.client import Client
 from service.models.sweeps import Sweep, SweepRequest, SweepState, TrialState, parameters_in_words
 
@@ -28,50 +18,48 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, follow and stop swee
 
 _POLL_SECONDS = 2.0
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep; `boost sweep list` shows them.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the sweep ends.")]
+Name = Annotated[str, Argument(metavar="NAME", help="The sweep; `boost sweep list` shows them.")]
+Follow = Annotated[bool, Option("--follow", "-f", help="Follow until the sweep ends.")]
 
 
 @app.command("create")
 def create_sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="The sweep, as YAML or JSON.")],
+    file: Annotated[Path, Argument(metavar="SWEEP.YAML", help="The sweep, as YAML or JSON.")],
     follow: Follow = False,
-    url: Url = None,
+    client: Service = UNOPENED,
 ) -> None:
     """Begin a sweep. Its trials become jobs in the group of its name."""
-    request = read_yaml_as(SweepRequest, file, inlined="job")
-    with open_client(url) as client:
-        sweep = client.create_sweep(request)
-        say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
-        if follow and _follow(client, sweep.name).state is SweepState.FAILED:
-            raise typer.Exit(ExitStatus.FAILED)
+    request = read_as(SweepRequest, file, inlined="job")
+    sweep = client.create_sweep(request)
+    say(f"sweep {sweep.name} ({sweep.id}) is {sweep.state}: boost sweep status {sweep.name}")
+    if follow and _follow(client, sweep.name).state is SweepState.FAILED:
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 @app.command("list")
-def list_sweeps(as_json: AsJson = False, url: Url = None) -> None:
+def list_sweeps(as_json: AsJson = False, client: Service = UNOPENED) -> None:
     """List sweeps, newest first, at most 500."""
-    result = ask(url, lambda client: client.sweeps(500))
+    result = client.sweeps(500)
     rows = []
     for sweep in result.sweeps:
         best = f"{number(sweep.best.value, '.4g')} ({sweep.best.number})" if sweep.best else "-"
         trials, created = str(sum(sweep.trials.values())), f"{sweep.created_at:%Y-%m-%d %H:%M}"
         rows.append((sweep.name, sweep.state, trials, best, sweep.spec.metric, created, sweep.submitted_by))
-    print_list(result, as_json, ("NAME", "STATE", "TRIALS", "BEST (TRIAL)", "METRIC", "CREATED", "BY"), rows)
+    print_answer(result, as_json, rows, ("NAME", "STATE", "TRIALS", "BEST (TRIAL)", "METRIC", "CREATED", "BY"))
 
 
 @app.command("status")
-def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
+def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, client: Service = UNOPENED) -> None:
     """Show a sweep, its best trial, and how much each field matters."""
-    with open_client(url) as client:
-        if follow:
-            _follow(client, name)
-        sweep = client.sweep(name)
+    if follow:
+        _follow(client, name)
+    sweep = client.sweep(name)
     facts = [("sweep", f"{sweep.name}, {sweep.state}"), ("", sweep.message), ("best", _best_in_words(sweep))]
     shares = sorted((sweep.importance or {}).items(), key=lambda each: -each[1])
     if shares:
         facts.append(("importance", f"over {sweep.trials[TrialState.COMPLETE]} completed trials:"))
     facts += [("", f"{share:.0%} {path}") for path, share in shares]
-    print_one(sweep, as_json, facts)
+    print_answer(sweep, as_json, facts)
     if follow and sweep.state is SweepState.FAILED:
         raise typer.Exit(ExitStatus.FAILED)
 
@@ -79,17 +67,16 @@ def show_sweep(name: Name, follow: Follow = False, as_json: AsJson = False, url:
 @app.command("trials")
 def list_trials(
     name: Name,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
-    url: Url = None,
+    client: Service = UNOPENED,
 ) -> None:
     """List a sweep's trials; --json and --csv have their values at all rungs."""
     if as_csv and as_json:
         raise BadInput("give one of --csv and --json")
-    with open_client(url) as client:
-        metric, result = client.sweep(name).spec.metric, client.sweep_trials(name)
+    metric, result = client.sweep(name).spec.metric, client.sweep_trials(name)
     if as_csv:
-        say_unchanged(result.as_csv().removesuffix("\n"))
+        say_raw(result.as_csv().removesuffix("\n"))
         return
     paths = list(result.trials[0].parameters) if result.trials else []
     rows = []
@@ -97,53 +84,43 @@ def list_trials(
         newest, values = str(max(trial.rungs, default="-")), map(value_in_words, trial.parameters.values())
         judged = str(trial.number), trial.state, number(trial.value), newest
         rows.append((*judged, trial.job_id or "-", *values, trial.reason or ""))
-    print_list(result, as_json, ("TRIAL", "STATE", metric.upper(), "STEP", "JOB", *paths, "REASON"), rows)
+    print_answer(result, as_json, rows, ("TRIAL", "STATE", metric.upper(), "STEP", "JOB", *paths, "REASON"))
 
 
 @app.command("stop")
-def stop_sweep(name: Name, url: Url = None) -> None:
+def stop_sweep(name: Name, client: Service = UNOPENED) -> None:
     """Stop a sweep; its trials save a checkpoint and end."""
-    sweep = ask(url, lambda client: client.stop_sweep(name))
+    sweep = client.stop_sweep(name)
     say(f"sweep {sweep.name} is {sweep.state}: {sweep.message}")
+
+
+_CONTINUE_HELP = "Continue from its checkpoint, up to this step."
 
 
 @app.command("best")
 def show_best(
     name: Name,
-    steps: Annotated[
-        int | None,
-        typer.Option("--continue", min=1, metavar="STEPS", help="Continue from its checkpoint, up to this step."),
-    ] = None,
+    steps: Annotated[int | None, Option("--continue", min=1, metavar="STEPS", help=_CONTINUE_HELP)] = None,
     changes: Changes = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    url: Url = None,
+    client: Service = UNOPENED,
 ) -> None:
     """Show the best trial of a sweep, or continue it as a new job, which is not in the sweep's group."""
     if changes and steps is None:
         raise BadInput("--set goes with --continue STEPS, which makes a new job")
-    with open_client(url) as client:
-        sweep = client.sweep(name)
-        if (best := sweep.best) is None:
-            raise Failed(f"no trial of sweep {name} has completed yet; boost sweep status {name} shows them")
-        if steps is None:
-            if as_json:
-                print_json(best)
-            elif quiet:
-                say_unchanged(str(best.job_id))
-            else:
-                say(_best_in_words(sweep))
-                say(f"continue it: boost sweep best {name} --continue STEPS")
-            return
-        described = {"name": f"{name}-{best.number}-continued", "group": None, "tags": ["continued"]}
-        described |= merge_patch([*(changes or []), f"training.steps={steps}"])
-        job = client.clone(str(best.job_id), described, from_checkpoint=True)
-    if as_json:
-        print_json(job)
-    elif quiet:
-        say_unchanged(job.id)
-    else:
-        say(f"job {job.id} continues trial {best.number} from its checkpoint up to step {steps}")
+    sweep = client.sweep(name)
+    if (best := sweep.best) is None:
+        raise Failed(f"no trial of sweep {name} has completed yet; boost sweep status {name} shows them")
+    if steps is None:
+        text = f"{_best_in_words(sweep)}\ncontinue it: boost sweep best {name} --continue STEPS"
+        print_answer(best, as_json, str(best.job_id) if quiet else text)
+        return
+    described = {"name": f"{name}-{best.number}-continued", "group": None, "tags": ["continued"]}
+    described |= merge_patch([*(changes or []), f"training.steps={steps}"])
+    job = client.clone(str(best.job_id), described, from_checkpoint=True)
+    text = f"job {job.id} continues trial {best.number} from its checkpoint up to step {steps}"
+    print_answer(job, as_json, job.id if quiet else text)
 
 
 def _follow(client: Client, name: str) -> Sweep:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import count, islice
-from math import inf
 from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
@@ -23,20 +22,8 @@ from boost_core.messages import Cause, Drill, Fault, FaultReport, Profile, RankT
 from boost_core.plan.machine import NOMINAL, Basis
 from boost_core.plan.report import at
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
-from service.gang.assignment import (
-    FAILURES,
-    Assignment,
-    End,
-    Message,
-    MisplacedRanks,
-    WorkerPlace,
-    bytes_to_keep,
-    gang_in_words,
-    node_selector,
-    ordered,
-    visible_gpus,
-    worker_resources,
-)
+from service.gang import assignment
+from service.gang.assignment import FAILURES, Assignment, End, Message, WorkerPlace
 from service.gang.control import policy, port
 from service.gang.control.fault_detection import GangWatch, NodeWatch, RestartLimit, RestartPauses
 from service.gang.control.record import GangRecord
@@ -124,7 +111,7 @@ class GangController:
             return []
         try:
             return list(self._decide(event))
-        except (GangFailed, MisplacedRanks) as failure:
+        except (GangFailed, assignment.MisplacedRanks) as failure:
             return [self._finish(GangPhase.FAILED, str(failure))]
 
     def _decide(self, event: port.Event) -> Iterator[port.Decision]:
@@ -177,7 +164,7 @@ class GangController:
             case port.MemoryMeasured(free=free):
                 if isinstance(formation := self._state, policy.Formation) and self._layout is not None:
                     # Other processes keep the state if there is memory for it on the same nodes.
-                    size = bytes_to_keep(self._spec, self._layout)
+                    size = assignment.bytes_to_keep(self._spec, self._layout)
                     nodes = [place.node for place in formation.places]
                     room = [free.get(worker, 0) for worker in formation.workers]
                     if all(each >= size * nodes.count(node) for each, node in zip(room, nodes, strict=True)):
@@ -195,13 +182,8 @@ class GangController:
     def _observed(self, event: port.Observed) -> Iterator[port.Decision]:
         self._nodes.see(event.alive, event.leaving, self._now)
         # An observation is mostly the same as the one before, and so are its workers, which are the same objects then.
-        changed = [
-            (replica, workers)
-            for number, workers in event.replicas.items()
-            if (replica := self._replicas.get(number)) is not None
-            and workers is not replica.workers
-            and workers != replica.workers
-        ]
+        known = ((each, self._replicas[number]) for number, each in event.replicas.items() if number in self._replicas)
+        changed = [(replica, new) for new, replica in known if new is not replica.workers and new != replica.workers]
         if self._idle_view is not None and (changed or self._idle_view != self._lasting_view()):
             self._idle_view = None
             for replica in self._replicas.values():  # all were ready until then
@@ -251,18 +233,18 @@ class GangController:
             case policy.Form():
                 self._record.reached("place")
                 self._waits_since = None
-                up, workers = self._up(), dict[int, WorkerPlace]()
+                workers: dict[int, WorkerPlace] = {}
                 for replica in map(self._replicas.__getitem__, action.members):
-                    numbers = list(replica.up)
+                    numbers, places = list(replica.up), list(replica.up.values())
                     if not replica.keeps:  # those that do exchange little, wherever they are
-                        numbers = [numbers[place] for place in ordered(list(replica.up.values()), replica.layout.tp)]
-                    workers |= {number: up[number] for number in numbers}
+                        numbers = [numbers[place] for place in assignment.ordered(places, replica.layout.tp)]
+                    workers |= {number: replica.up[number] for number in numbers}
                 self._state = policy.Preparing(action, workers)
                 unusable = self._nodes.unusable(self._now)
                 if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
                     nodes = {place.node for place in workers.values()}
                     yield self._spare.look(1, unusable | nodes, self._orders.avoid)
-                owners, spare = list(up), self._spare.status
+                spare, owners = self._spare.status, [each for replica in self._replicas.values() for each in replica.up]
                 if spare and spare.saved and spare.node not in unusable:  # it has a copy, and may still be there
                     owners.append(spare.number)
                 yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else tuple(owners))
@@ -279,7 +261,7 @@ class GangController:
                 self._waits_since = self._now if waiting else None
                 smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
                 if smallest is not None:
-                    gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
+                    gang = assignment.gang_in_words(smallest.world_size, assignment.worker_resources(self._spec))
                     message = (f"waits for {gang}" if waiting else f"starting {gang}") + self._why_elsewhere
                     started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
                     self._record.say(GangPhase.WAITING if waiting else started, message)
@@ -301,14 +283,7 @@ class GangController:
         leaving = self._nodes.leaving
         return policy.View(
             orders=orders,
-            replicas=[
-                policy.ReplicaView(
-                    each.number, each.layout, bool(each.workers), each.ready,
-                    leaving=any(node in leaving for node in each.nodes),
-                    urgent=any(leaving.get(node, inf) <= self._now for node in each.nodes), keeps=each.keeps,
-                )
-                for each in self._replicas.values()
-            ],
+            replicas=list(self._replicas.values()),
             members=formation.replicas if formation else (),
             settled=formation is not None and self._record.settled,
             layout=layout,
@@ -316,7 +291,9 @@ class GangController:
             most=self._most,
             finishing=formation is not None and self._record.step >= self._spec.training.steps,
             keeping=bool(self._keep_on),
-        )  # fmt: skip
+            leaving=leaving.keys(),
+            urgent={node for node, by in leaving.items() if by <= self._now},
+        )
 
     def _tend_replicas(self) -> Iterator[port.Decision]:
         """Start and remove replicas; replace workers that ended before they were up, or give up their replica."""
@@ -345,25 +322,26 @@ class GangController:
             nodes = sorted(replica.starts_on)
             if not nodes or any(self._nodes.quarantined.get(node, 0.0) <= self._now for node in nodes):
                 self._failed_replicas += 1  # others that fail on a node which is avoided by now tell nothing new
-                if not isinstance(self._state, policy.Formation) and (
-                    self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes
-                ):
+                too_many = self._failed_replicas >= MOST_FAILED_REPLICAS or not nodes
+                if too_many and not isinstance(self._state, policy.Formation):
                     raise GangFailed(problem)
                 self._failed_on.update(nodes)
                 times = max((self._failed_on[node] for node in nodes), default=1)
                 self._why_elsewhere = f"; {self._avoid(nodes, times)}: {problem}"
                 self._record.log("WARNING", self._why_elsewhere.removeprefix("; "))
-            yield self._remove(replica.number)
+            del self._replicas[replica.number]
+            yield port.RemoveReplica(replica.number)
 
         view = self._view()
         changes, orders = policy.replica_set(view), view.orders
         unusable = {*self._nodes.unusable(self._now), *orders.unusable}
-        selector = node_selector(self._spec, unusable, orders.avoid, orders.near)
+        selector = assignment.node_selector(self._spec, unusable, orders.avoid, orders.near)
         # A replica that avoids nodes which need no longer be avoided might wait forever.
         stale = {each.number for each in self._replicas.values() if not each.workers and each.selector != selector}
         lost = {each.number for each in self._replicas.values() if each.starts_on & set(orders.unusable)}
         for number in {*changes.give_up, *stale, *(lost - set(view.members))}:
-            yield self._remove(number)
+            del self._replicas[number]
+            yield port.RemoveReplica(number)
         if changes.start:
             assert orders.target is not None
             # Once for all of them, because there may be thousands.
@@ -375,19 +353,12 @@ class GangController:
                 self._replicas[number] = policy.Replica(number, layout, selector, bool(keep_on))
                 yield port.StartReplica(number, spec, selector, keep_on)
 
-    def _remove(self, number: int) -> port.RemoveReplica:
-        del self._replicas[number]
-        return port.RemoveReplica(number)
-
     def _avoid(self, nodes: list[str], times: int) -> str:
         """Avoid nodes for a while, twice as long each time, and return that in words."""
         avoid = min(AVOID_SECONDS[0] * 2 ** (times - 1), AVOID_SECONDS[1])
         self._nodes.quarantined |= dict.fromkeys(nodes, self._now + avoid)
         names = ", ".join(node[:12] for node in nodes) or "of the last replica"
         return f"node {names} is avoided for {avoid:g} s"
-
-    def _up(self) -> dict[int, WorkerPlace]:
-        return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
 
     # Forming
 
@@ -428,7 +399,7 @@ class GangController:
         self._steers_sent = max((steer.number for steer in steers), default=len(spec.steered))
         self._steers_sent_at = self._now
         tensor = form.layout.tp
-        gpus = visible_gpus([places[begin : begin + tensor] for begin in range(0, len(places), tensor)])
+        gpus = assignment.visible_gpus([places[begin : begin + tensor] for begin in range(0, len(places), tensor)])
         assignments = (
             Assignment(self._generation, spec, rank, event.rendezvous, owners, waited, gpus[rank], steers)
             for rank in range(len(workers))
@@ -439,26 +410,24 @@ class GangController:
 
     def _tend_training(self, formation: policy.Formation) -> Iterator[port.Decision]:
         """Send what is asked of workers, report the ranks' times, suspect a gang that hangs or has a silent worker."""
-        commands: list[WorkerCommand] = []
         if self._record.start is not None:
             commands, self._commands = self._commands, []
-        for command in commands:
-            if isinstance(command, Drill) and command.at_step is not None and self._record.step < command.at_step:
-                self._commands.append(command)  # a worker could be gone before, or another rank by then
-                continue
-            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
-                if rank >= len(formation.workers):  # the gang has shrunk since the request
-                    ranks = counted(len(formation.workers), "rank")
-                    message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
-                    self._record.log("WARNING", message)
-                elif command.kind == "drop_node":
-                    node = formation.places[rank].node
-                    self._nodes.quarantined[node] = self._now + command.seconds
-                    yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
-                else:  # all ranks write to the store, and rank 0 is asked first
-                    yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
-
-        if self._record.start is not None:
+            for command in commands:
+                if isinstance(command, Drill) and command.at_step is not None and self._record.step < command.at_step:
+                    self._commands.append(command)  # a worker could be gone before, or another rank by then
+                    continue
+                for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
+                    if rank >= len(formation.workers):  # the gang has shrunk since the request
+                        ranks = counted(len(formation.workers), "rank")
+                        message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
+                        self._record.log("WARNING", message)
+                    elif command.kind == "drop_node":
+                        node = formation.places[rank].node
+                        self._nodes.quarantined[node] = self._now + command.seconds
+                        up = (each for replica in self._replicas.values() for each in replica.up.items())
+                        yield port.KillWorkers(tuple(worker for worker, place in up if place.node == node))
+                    else:  # all ranks write to the store, and rank 0 is asked first
+                        yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
             known = max(self._steers_sent, len(self._spec.steered))
             if self._now >= self._steers_sent_at + SECONDS_TO_SEND_AGAIN:  # a call may be lost, and all ranks need it
                 known = len(self._spec.steered)
@@ -504,8 +473,7 @@ class GangController:
             assert self._layout is not None
             members = frozenset(formation.replicas)
             growing = any(each.workers for number, each in self._replicas.items() if number not in members)
-            unusable = self._nodes.unusable(now)
-            yield from self._spare.tend(formation, self._layout, unusable, self._orders.avoid, growing)
+            yield from self._spare.tend(formation, self._layout, self._nodes.unusable(now), self._orders.avoid, growing)
 
     # Ends and faults
 
@@ -582,19 +550,18 @@ class GangController:
             self._interrupt(reason, checking.detected)
         for number, replica in list(self._replicas.items()):
             if replica.nodes & gone:
-                yield self._remove(number)
-                continue
-            for worker in replica.workers:
-                if worker.number in unhealthy:
-                    yield port.ReplaceWorker(worker.number)
+                del self._replicas[number]
+                yield port.RemoveReplica(number)
+            else:
+                ended = [worker.number for worker in replica.workers if worker.number in unhealthy]
+                yield from map(port.ReplaceWorker, ended)
         self._state = policy.Idle()
         self._record.reached("stop")
         if exceeded := self._limit.exceeded(reason.cause, self._now, self._record.stored_step):
             raise GangFailed(f"{exceeded}; the last one: {reason.message}")
         # A job that has made no progress since its previous fault waits before its next gang is formed.
-        if reason.cause is not Cause.NODE_LOST and (
-            pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)
-        ):
+        own_fault = reason.cause is not Cause.NODE_LOST
+        if own_fault and (pause := self._pauses.fault(self._record.most_steps, self._record.stored_step)):
             self._paused_until = self._now + pause
             left = f"{counted(self._limit.left, 'more restart')} allowed"
             message = f"restarts in {pause:g} s, as it made no progress since the previous fault ({left})"
@@ -649,17 +616,14 @@ class GangController:
             self._record.add(FaultReport(what=Fault.DEVICE, step=self._record.step, rank=rank, message=message))
         # What fails again without a step in between may be the process: full memory, a connection that it keeps.
         again = self._pauses.stalled(self._record.most_steps, self._record.stored_step)
-        unusable = {
-            worker
-            for rank, worker in enumerate(formation.workers)
-            if (end := ends.get(rank)) is None or not end.reusable or (again and end.how is End.FAILED)
-        }
+        fit = {rank for rank, end in ends.items() if end and end.reusable and not (again and end.how is End.FAILED)}
+        unusable = {worker for rank, worker in enumerate(formation.workers) if rank not in fit}
         unhealthy = stopping.unresponsive | unusable
         yield self._check(policy.Checking(formation, stopping.detected, stopping.reason, unhealthy))
 
     def _check(self, checking: policy.Checking) -> port.Decision:
         """Probe the workers not known to be unhealthy, and the nodes of all workers and of the spare copy."""
-        up = self._up()
+        up = {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
         probed = up.keys() - checking.unhealthy
         nodes = frozenset([*(place.node for place in up.values()), *filter(None, [self._spare.node])])
         self._state = replace(checking, probed=probed)

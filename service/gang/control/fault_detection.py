@@ -246,20 +246,15 @@ class NodeWatch:
             now: The present time.
         """
         self._silent = {node: until for node, until in self._silent.items() if node in alive and until > now}
-        self.leaving = {
-            # A later notice may leave less time, as a preemption during a drain by hand does.
-            node: min(self.leaving.get(node, inf), now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
-            for node, at in leaving.items()
-        }
+        by = {node: now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS for node, at in leaving.items()}
+        # A later notice may leave less time, as a preemption during a drain by hand does.
+        self.leaving = {node: min(self.leaving.get(node, inf), time) for node, time in by.items()}
 
     def probed(self, silent: Collection[str], dead: Collection[str], now: float) -> set[str]:
         """Take note of a probe's result, and return all nodes to be considered gone."""
         self._silent |= dict.fromkeys(silent, now + _SILENT_SECONDS)
-        return {*silent, *dead, *self._quarantined(now)}
+        return {*silent, *dead, *(node for node, until in self.quarantined.items() if until > now)}
 
     def unusable(self, now: float) -> set[str]:
         """Nodes on which nothing should be placed."""
-        return self._silent.keys() | self._quarantined(now) | self.leaving.keys()
-
-    def _quarantined(self, now: float) -> set[str]:
-        return {node for node, until in self.quarantined.items() if until > now}
+        return {*self._silent, *self.leaving, *(node for node, until in self.quarantined.items() if until > now)}

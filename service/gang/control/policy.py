@@ -25,27 +25,47 @@ PAUSE_SECONDS = 0.5  # minimum time from the start of one copy to that of the ne
 REPORT_SECONDS = 10.0  # between two reports of a newer copy
 
 
-@dataclass(frozen=True)
-class ReplicaView:
-    """What matters here about a replica.
+_NO_NODES: Set[str] = frozenset()  # an object for all replicas, because there may be thousands
+
+
+@dataclass(slots=True)
+class Replica:
+    """The workers of one data parallel rank.
 
     Attributes:
         number: Its number; newer replicas have higher ones.
         layout: Its own layout, with dp 1.
-        placed: Whether its placement group has its resources.
-        ready: Whether all its processes are up.
-        leaving: Whether one of its nodes will go away.
-        urgent: Whether that happens soon.
-        keeps: Whether its processes only keep the state, without CPUs and GPUs.
+        selector: Constraints on its nodes.
+        keeps: Whether its workers only keep the state.
+        workers: Its workers as last observed; none before it has its resources.
+        failed_starts: Number of workers in a row that ended before they were up, by place.
+        placed_at: When it was first seen to have its resources, in seconds; ``None`` before that.
+        ready: Whether all its workers are up.
+        up: The places of its workers that are up, by number.
+        starts_on: The nodes of its workers that are not up yet, as far as they are known.
+        nodes: The nodes of its workers that are up.
     """
 
     number: int
     layout: Layout
-    placed: bool
-    ready: bool
-    leaving: bool
-    urgent: bool = False
-    keeps: bool = False
+    selector: dict[str, str]
+    keeps: bool
+    workers: tuple[port.WorkerStatus, ...] = ()
+    failed_starts: Counter[int] = field(default_factory=Counter)
+    placed_at: float | None = None
+    ready: bool = False
+    up: dict[int, WorkerPlace] = field(default_factory=dict)
+    starts_on: Set[str] = _NO_NODES
+    nodes: Set[str] = _NO_NODES
+
+    def observe(self, workers: tuple[port.WorkerStatus, ...]) -> None:
+        """Take note of its workers."""
+        self.workers = workers
+        self.up = {worker.number: worker.place for worker in workers if worker.place is not None}
+        self.ready = bool(workers) and len(self.up) == len(workers)
+        starting = [worker.node for worker in workers if worker.place is None and worker.node is not None]
+        self.starts_on = frozenset(starting) if starting else _NO_NODES
+        self.nodes = frozenset(place.node for place in self.up.values())
 
 
 @dataclass(frozen=True)
@@ -62,10 +82,12 @@ class View:
         most: Largest number of replicas of a gang under these orders.
         finishing: Whether all steps are done, and the last checkpoint is being written.
         keeping: Whether the state is to be kept by processes without CPUs and GPUs.
+        leaving: The nodes that will go away.
+        urgent: Those of them that do so soon.
     """
 
     orders: Orders
-    replicas: Sequence[ReplicaView]
+    replicas: Sequence[Replica]
     members: Sequence[int]
     settled: bool
     layout: Layout | None
@@ -73,6 +95,8 @@ class View:
     most: int
     finishing: bool = False
     keeping: bool = False
+    leaving: Set[str] = _NO_NODES
+    urgent: Set[str] = _NO_NODES
 
 
 @dataclass(frozen=True)
@@ -138,26 +162,24 @@ def next_action(view: View) -> Action:
         if target is None:
             return Pause()
         if reachable is None:
-            return Keep(waiting=not any(replica.placed for replica in usable))
-        more_to_come = any(replica.placed and not replica.ready for replica in usable)
+            return Keep(waiting=not any(replica.workers for replica in usable))
+        more_to_come = any(replica.workers and not replica.ready for replica in usable)
         if layout is None and more_to_come and reachable != target:
             return Keep()  # the first gang need not be formed in haste
         ready = [replica.number for replica in usable if replica.ready]
         return Form(tuple(ready[: reachable.dp]), reachable)
 
-    if view.finishing and (target is None or target.per_replica != layout.per_replica):
-        return Keep()  # what it would store first is the last checkpoint, which ends the job
-    if target is None:
-        return Halt(Cause.PAUSED, store=True)
-    if target.per_replica != layout.per_replica:
-        return Halt(cause, store=True)
+    if target is None or target.per_replica != layout.per_replica:
+        if view.finishing:
+            return Keep()  # what it would store first is the last checkpoint, which ends the job
+        return Halt(Cause.PAUSED if target is None else cause, store=True)
     members = frozenset(view.members)
     if view.keeping and not any(replica.keeps for replica in view.replicas if replica.number in members):
         return Halt(Cause.WAITING_FOR_STORE) if reachable == layout else Keep()
-    leaving = [replica for replica in view.replicas if replica.leaving and replica.number in members]
-    if leaving and reachable is not None:
+    nodes = {node for replica in view.replicas if replica.number in members for node in replica.nodes}
+    if nodes & view.leaving and reachable is not None:
         return Halt(Cause.NODE_DRAINED)
-    if any(replica.urgent for replica in leaving) and not view.finishing:
+    if nodes & view.urgent and not view.finishing:
         return Halt(Cause.NODE_DRAINED, store=True)  # nothing is left that could keep the state
     if reachable is None or reachable.dp == layout.dp:
         return Keep()
@@ -168,13 +190,12 @@ def next_action(view: View) -> Action:
     return Halt(Cause.WORKER_BACK if reachable.dp <= view.most else cause)
 
 
-def _usable(view: View) -> list[ReplicaView]:
-    target = view.orders.target
-    return [
-        replica
-        for replica in view.replicas
-        if target and replica.layout == target.per_replica and replica.keeps == view.keeping and not replica.leaving
-    ]
+def _usable(view: View) -> list[Replica]:
+    if view.orders.target is None:
+        return []
+    layout, keeping, leaving = view.orders.target.per_replica, view.keeping, view.leaving
+    fit = (replica for replica in view.replicas if replica.layout == layout and replica.keeps == keeping)
+    return [replica for replica in fit if replica.nodes.isdisjoint(leaving)]
 
 
 def replica_set(view: View) -> ReplicaSet:
@@ -196,50 +217,7 @@ def replica_set(view: View) -> ReplicaSet:
     return ReplicaSet(max(0, needed - len(usable)), tuple(sorted(to_remove - members)))
 
 
-# What a gang's controller remembers: replicas, the training gang, and intermediate states. Plain data.
-
-
-_NO_NODES: Set[str] = frozenset()  # an object for all replicas, because there may be thousands
-
-
-@dataclass(slots=True)
-class Replica:
-    """The workers of one data parallel rank.
-
-    Attributes:
-        number: Its number.
-        layout: Its own layout, with dp 1.
-        selector: Constraints on its nodes.
-        keeps: Whether its workers only keep the state.
-        workers: Its workers as last observed; none before it has its resources.
-        failed_starts: Number of workers in a row that ended before they were up, by place.
-        placed_at: When it was first seen to have its resources, in seconds; ``None`` before that.
-        ready: Whether all its workers are up.
-        up: The places of its workers that are up, by number.
-        starts_on: The nodes of its workers that are not up yet, as far as they are known.
-        nodes: The nodes of its workers that are up.
-    """
-
-    number: int
-    layout: Layout
-    selector: dict[str, str]
-    keeps: bool
-    workers: tuple[port.WorkerStatus, ...] = ()
-    failed_starts: Counter[int] = field(default_factory=Counter)
-    placed_at: float | None = None
-    ready: bool = False
-    up: dict[int, WorkerPlace] = field(default_factory=dict)
-    starts_on: Set[str] = _NO_NODES
-    nodes: Set[str] = _NO_NODES
-
-    def observe(self, workers: tuple[port.WorkerStatus, ...]) -> None:
-        """Take note of its workers."""
-        self.workers = workers
-        self.up = {worker.number: worker.place for worker in workers if worker.place is not None}
-        self.ready = bool(workers) and len(self.up) == len(workers)
-        starting = [worker.node for worker in workers if worker.place is None and worker.node is not None]
-        self.starts_on = frozenset(starting) if starting else _NO_NODES
-        self.nodes = frozenset(place.node for place in self.up.values())
+# What a gang's controller remembers: the training gang, and intermediate states. Plain data.
 
 
 @dataclass
@@ -420,7 +398,7 @@ class SparePolicy:
                 together = max(map(nodes.count, nodes))  # that would have to be placed on one node again
                 yield self.look(min(together, layout.per_replica.world_size), unusable | set(nodes), avoid_kinds)
             return
-        if status and status.up and not status.copying:
+        if status and not status.busy:
             self._busy_since = None
         failure = status and status.failure
         if self._busy_since is not None and now > self._busy_since + BUSY_SECONDS:

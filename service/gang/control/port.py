@@ -51,16 +51,14 @@ class SpareStatus:
     Attributes:
         number: Its number, distinct from all workers' numbers.
         node: The node it is on.
-        up: Whether it can be told to copy.
-        copying: Whether it is copying now.
+        busy: Whether it is starting or copying now.
         saved: Generation and step of the complete state it has; ``None`` before the first.
         failure: Why it cannot keep a copy.
     """
 
     number: int
     node: str
-    up: bool = False
-    copying: bool = False
+    busy: bool = True
     saved: tuple[int, int] | None = None
     failure: str | None = None
 

@@ -8,7 +8,6 @@ from itertools import count, islice
 
 from boost_core import messages
 from boost_core.config import Layout
-from boost_core.messages import PLANNED_CAUSES, Cause, Report
 from service.gang.assignment import WorkerPlace
 from service.gang.control.port import Moment
 from service.gang.status import GangPhase, GangReport, GangStatus
@@ -31,7 +30,7 @@ class Interruption:
         waited: Seconds that were spent waiting for the resources of the smallest gang.
     """
 
-    cause: Cause
+    cause: messages.Cause
     message: str
     step: int
     began: float
@@ -81,7 +80,7 @@ class GangRecord:
         """Whether the gang no longer needs anything of earlier gangs, should it break up."""
         return self.start is not None and not self._copy_is_due
 
-    def take(self, reports: list[tuple[datetime, Report]], kept_step: int | None) -> None:
+    def take(self, reports: list[tuple[datetime, messages.Report]], kept_step: int | None) -> None:
         """Add reports of a rank of the present gang.
 
         Args:
@@ -107,15 +106,13 @@ class GangRecord:
                     if (interruption := self._interruption) and self.start:
                         self.reached("first_step")
                         self._interruption = None
-                        resumed_from, seconds = self.start.resumed_from, self.now.seconds - interruption.began
+                        origin, seconds = self.start.resumed_from, self.now.seconds - interruption.began
                         restart = messages.RestartReport(
                             cause=interruption.cause,
                             message=interruption.message,
                             step=interruption.step,
                             resumed_step=self.start.step,
-                            recovered_from=(
-                                "start" if resumed_from is None else "memory" if resumed_from == "memory" else "storage"
-                            ),
+                            recovered_from="memory" if origin == "memory" else "storage" if origin else "start",
                             seconds=seconds,
                             waiting_seconds=min(interruption.waited, seconds),
                             parts=interruption.parts,
@@ -135,20 +132,16 @@ class GangRecord:
             keeps: Whether they only keep the state, without CPUs and GPUs.
         """
         self._layout, self.start, self._copy_is_due = layout, None, makes_copies
-        self.add(
-            messages.ShapeReport(
-                **layout.sizes,
-                nodes=[place.node for place in places],
-                metrics_endpoints=[place.metrics for place in places],
-                supervisor=self._supervisor,
-                keeps=keeps,
-            )
+        nodes, endpoints = [place.node for place in places], [place.metrics for place in places]
+        shape = messages.ShapeReport(
+            **layout.sizes, nodes=nodes, metrics_endpoints=endpoints, supervisor=self._supervisor, keeps=keeps
         )
+        self.add(shape)
         if self.status_text[0] is GangPhase.STARTING:
             message = f"{layout}: {_workers(layout.world_size)} loading the data and the model"
             self.status_text = GangPhase.STARTING, message
 
-    def interrupted(self, cause: Cause, message: str, detected: float) -> None:
+    def interrupted(self, cause: messages.Cause, message: str, detected: float) -> None:
         """Record that the gang stops. Of several causes before the next step, the first fault counts, else the first.
 
         Args:
@@ -156,13 +149,14 @@ class GangRecord:
             message: The same, human-readable.
             detected: When this was detected, on the monotonic clock.
         """
+        planned = messages.PLANNED_CAUSES
         if self._interruption is None and self.start is not None:
             since = min(self.last_sign, detected)
             self._interruption = Interruption(cause, message, self.step, since, since)
             self.reached("detect", detected)
             self.start = None  # a step reported after this is not the next gang's first
             self.add(messages.InterruptionReport(cause=cause, message=message, step=self.step))
-        elif self._interruption and self._interruption.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES:
+        elif self._interruption and self._interruption.cause in planned and cause not in planned:
             self._interruption.cause, self._interruption.message = cause, message
         self.last_sign = self.now.seconds
         self.say(GangPhase.RECOVERING, message)
@@ -204,7 +198,7 @@ class GangRecord:
         """Add a line to the job's log."""
         self.add(messages.LogLine(rank=rank, level=level, message=message))
 
-    def add(self, report: Report, at: datetime | None = None) -> None:
+    def add(self, report: messages.Report, at: datetime | None = None) -> None:
         """Add a report: the supervisor's own, made now, or a rank's with its time."""
         if report.kind == "ranks":  # the times of thousands of ranks every two seconds, of which the newest are kept
             self._reports = deque((each for each in self._reports if each.report.kind != "ranks"), UNREAD_REPORTS)

@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psutil
 import ray
-from ray import ObjectRef
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
+from ray.util import scheduling_strategies as strategies
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import (
-    NodeAffinitySchedulingStrategy,
-    PlacementGroupSchedulingStrategy,
-    SchedulingStrategyT,
-)
 
 from boost_core.config import Layout
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
@@ -64,7 +59,7 @@ class WorkerHandle:
     """
 
     def __init__(
-        self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: ActorHandle[Any],
+        self, resources: Mapping[str, float], where: strategies.SchedulingStrategyT, supervisor: ActorHandle[Any],
         context: GangContext, node: str | None,
     ) -> None:  # fmt: skip
         from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
@@ -76,17 +71,16 @@ class WorkerHandle:
         self.actor: ActorProxy[RankWorker] = actor.remote(title, self.number, supervisor, context)
         self._node, self._placing = node, self.actor.place.remote()
         self.place: WorkerPlace | None = None
-        self._status = WorkerStatus(self.number, node=node)
 
     def status(self) -> WorkerStatus:
-        """Return its status, with its place if it is up; the same object as long as it is the same."""
+        """Return its status, with its place if it is up."""
+        failure = None
         if self.place is None and ready([self._placing], 0):
             try:
                 self.place = ray.get(self._placing)
             except RayError as error:  # not only RayActorError: Ray's memory monitor may have killed it
-                return WorkerStatus(self.number, failure=str(error), node=self._node)
-            self._status = WorkerStatus(self.number, self.place, node=self._node)
-        return self._status
+                failure = str(error)
+        return WorkerStatus(self.number, self.place, failure, self._node)
 
     def kill(self, stopped: bool = False) -> None:
         """End its process at once; ``stopped``: also from outside, since Ray asks the process itself to end."""
@@ -95,14 +89,14 @@ class WorkerHandle:
             end_processes(self.place.node, [self.place.pid], 0.0)
 
 
-def _forked(actor: Any, calls_at_once: int, where: SchedulingStrategyT, **takes: float) -> Any:
+def _forked(actor: Any, calls_at_once: int, where: strategies.SchedulingStrategyT, **takes: float) -> Any:
     """A class of actors whose processes are forks of their nodes' fork servers."""
     forks = {"py_executable": PYTHON_OF_FORKS}
     options = {"max_concurrency": calls_at_once, "scheduling_strategy": where, "runtime_env": forks}
     return ray.remote(actor).options(**options, **takes)
 
 
-def ready(calls: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
+def ready(calls: Iterable[ray.ObjectRef[T]], seconds: float) -> list[ray.ObjectRef[T]]:
     """Wait for calls, and return those that have ended, with a result or an error.
 
     Args:
@@ -113,7 +107,7 @@ def ready(calls: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
     return ray.wait(pending, num_returns=len(pending), timeout=seconds)[0] if pending else []
 
 
-def end_processes(node: str, pids: Sequence[int], seconds: float) -> ObjectRef[list[int]]:
+def end_processes(node: str, pids: Sequence[int], seconds: float) -> ray.ObjectRef[list[int]]:
     """Have actors' processes on a node killed unless they end by themselves; return the answer: those that are left.
 
     Args:
@@ -121,7 +115,7 @@ def end_processes(node: str, pids: Sequence[int], seconds: float) -> ObjectRef[l
         pids: Their process IDs.
         seconds: How long to wait until they end.
     """
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
     return _end_processes.options(scheduling_strategy=strategy).remote(pids, seconds)
 
 
@@ -159,13 +153,12 @@ class RayReplica:
         layout = Layout.of(spec.parallelism)
         self._tensor, self._groups = layout.tp, layout.per_replica.world_size // layout.tp
         self._resources = worker_resources(spec)
-        bundle = {resource: amount * self._tensor for resource, amount in self._resources.items()}
         self._placement: PlacementGroup | None = None
         if not request.keep_on:
             name = f"{tag.name} ({tag.job_id}-{tag.attempt}-{request.number})"  # unique
             labels = [dict(request.selector)] * self._groups if request.selector else None
-            bundles, strategy = [bundle] * self._groups, spec.resources.placement
-            self._placement = placement_group(bundles, strategy, name, bundle_label_selector=labels)
+            bundles = [{resource: amount * self._tensor for resource, amount in self._resources.items()}] * self._groups
+            self._placement = placement_group(bundles, spec.resources.placement, name, bundle_label_selector=labels)
         self._nodes: Mapping[int, str] = {}  # of its bundles
         self.workers: list[WorkerHandle] = []
         self._all_up: tuple[WorkerStatus, ...] | None = None
@@ -202,10 +195,10 @@ class RayReplica:
         """Start a worker on the resources of a place."""
         self._all_up = None
         if self._placement is None:
-            node = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
+            node = strategies.NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
             return WorkerHandle({}, node, self._supervisor, self._context, self._keep_on[place])
         number = place // self._tensor
-        bundle = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
+        bundle = strategies.PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=number)
         return WorkerHandle(self._resources, bundle, self._supervisor, self._context, self._nodes.get(number))
 
 
@@ -223,7 +216,7 @@ class SpareHolder:
     def __init__(self, title: str, context: GangContext) -> None:
         from service.gang.worker.spare_copy import SpareCopy  # not needed by the supervisor
 
-        context.logs.write()
+        context.write_logs()
         self._title = title
         self._copy = SpareCopy(partial(free_memory, SHARE_TO_LEAVE))
 
@@ -232,7 +225,7 @@ class SpareHolder:
 
     @ray.method
     def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> tuple[int, int] | None:
-        """Copy the newest snapshots of ranks; see ``SpareCopy.copy``."""
+        """Copy the newest snapshots of ranks, if there are any; see ``SpareCopy.copy``."""
         from service.gang.worker.spare_copy import Rank
 
         ranks = [
@@ -266,40 +259,30 @@ class RaySpare:
     Attributes:
         number: Its number, which no worker of the gang has.
         actor: Its actor handle; ranks read from it as from a worker.
-        copying: Generation and step of the copy that it makes now, once it is made; ``None``: it makes none.
+        copying: Generation and step of the copy that it makes now, once it is made; ``None``: it makes none. The first
+            is a copy of no ranks, which ends once it is up.
     """
 
     def __init__(self, node: str, context: GangContext) -> None:
         self.number, self._node = next(_numbers), node
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        where = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         actor = _forked(SpareHolder, SPARE_CALLS_AT_ONCE, where, num_cpus=0)  # ranks placed there find a warm server
         self.actor: ActorProxy[SpareHolder] = actor.remote(f"{context.tag}: spare copy", context)
-        self._starting: ObjectRef[list[SnapshotIndex]] | None = self.actor.indexes.remote()  # answers once it is up
-        self.copying: ObjectRef[tuple[int, int] | None] | None = None
+        self.copying: ray.ObjectRef[tuple[int, int] | None] | None = self.actor.copy.remote(0, {})
         self._saved: tuple[int, int] | None = None
         self._failure: str | None = None
 
     def status(self) -> SpareStatus:
         """Return its present status."""
-        if self._starting is not None and ready([self._starting], 0):
-            starting, self._starting = self._starting, None
-            try:
-                ray.get(starting)
-            except RayError as error:
-                self._failure = _first_line(error)
         if self.copying is not None and ready([self.copying], 0):
             copying, self.copying = self.copying, None
             try:
                 self._saved = ray.get(copying) or self._saved
             except RayError as error:
+                why = str(getattr(error, "cause", None) or error).splitlines()[0]
                 if isinstance(error, RayTaskError) and not isinstance(error, MemoryError):
                     # A rank is gone; the previous copy stays in place.
-                    logger.info("the spare copy was not renewed: %s", _first_line(error))
+                    logger.info("the spare copy was not renewed: %s", why)
                 else:
-                    self._failure = _first_line(error)
-        up = self._starting is None and self._failure is None
-        return SpareStatus(self.number, self._node, up, self.copying is not None, self._saved, self._failure)
-
-
-def _first_line(error: RayError) -> str:
-    return str(getattr(error, "cause", None) or error).splitlines()[0]
+                    self._failure = why
+        return SpareStatus(self.number, self._node, self.copying is not None, self._saved, self._failure)

@@ -43,10 +43,8 @@ class RayBuilds:
         """Start or resume a build; launching it twice starts one."""
         access = self.access.of(task.tenant, task.credentials)
         remote: Any = ray.remote(Builder)
-        remote.options(
-            name=task.id, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0,
-            memory=BUILDER_MEMORY,
-        ).remote(task, access)  # fmt: skip
+        options = {"name": task.id, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+        remote.options(**options, num_cpus=0, memory=BUILDER_MEMORY).remote(task, access)
 
     def poll(self, build_id: str) -> BuildStatus | None:
         """Return a build's status by the last poll's answer, without waiting; ``None`` if its actor is gone."""

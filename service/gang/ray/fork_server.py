@@ -34,7 +34,7 @@ ONE_THREAD = {  # of libraries that would start threads on import
     "OPENBLAS_NUM_THREADS": "1",  # numpy
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow
 }
-IDLE_SECONDS = 300.0
+IDLE_SECONDS = 300.0  # without a fork, after which a server ends
 REQUEST_SECONDS = 5.0  # for a connected client to send its request
 REQUEST_BYTES = 2**20
 # The command that Ray runs instead of the interpreter, on every node.
@@ -94,12 +94,10 @@ class ForkServer:
     Args:
         listener: The socket that receives requests.
         owner: The pidfd of the process that it ends with.
-        idle_seconds: How long it stays up without a fork.
     """
 
     listener: socket.socket
     owner: int
-    idle_seconds: float = IDLE_SECONDS
     _forks: list[Fork] = field(default_factory=list)
     _loaded: dict[str, int] = field(default_factory=_loaded_files)
 
@@ -110,7 +108,7 @@ class ForkServer:
             clients = [fork.client.fileno() for fork in self._forks if fork.client]
             for file in (self.listener.fileno(), self.owner, *(fork.process for fork in self._forks), *clients):
                 poll.register(file, select.POLLIN)
-            ready = {file for file, _ in poll.poll(None if self._forks else 1000 * self.idle_seconds)}
+            ready = {file for file, _ in poll.poll(None if self._forks else 1000 * IDLE_SECONDS)}
             if not ready:
                 return None
             if self.owner in ready:

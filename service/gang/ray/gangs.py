@@ -25,21 +25,10 @@ from boost_core.temporary import TemporaryFolder
 from service.gang.assignment import ON_THE_HEAD, GangContext
 from service.gang.ray import private_api
 from service.gang.ray.actors import end_processes, ready
-from service.gang.ray.nodes import ANSWER_SECONDS as CHECK_SECONDS
-from service.gang.ray.nodes import JoinedNode, NodeChecks, end_processes_of, ray_folder
+from service.gang.ray.nodes import CHECK_SECONDS, JoinedNode, NodeChecks, end_processes_of, ray_folder
 from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
-from service.gang.status import (
-    Bundle,
-    GangKey,
-    GangPhase,
-    GangStatus,
-    JobTag,
-    NodeCapacity,
-    Orders,
-    PollRequest,
-    PollResult,
-)
-from service.logs import GangLogs, LogFormat
+from service.gang.status import Bundle, GangKey, GangPhase, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
+from service.logs import LogFormat
 from service.security.access import AccessRules
 
 logger = logging.getLogger(__name__)
@@ -115,12 +104,9 @@ class RayGangs:
             ValueError: Its head runs another version of BOOST, or has none.
         """
         private_api.write_to_log()
-        settings: dict[str, Any] = {
-            "namespace": NAMESPACE,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "job_config": JobConfig(metadata={"name": "BOOST Service", "page": self._public_url or ""}),
-        }
+        job = JobConfig(metadata={"name": "BOOST Service", "page": self._public_url or ""})
+        settings: dict[str, Any] = {"namespace": NAMESPACE, "job_config": job}
+        settings |= {"log_to_driver": False, "logging_level": "ERROR"}
         if self._address is None:
             if self._token_file:
                 # Created at once with its content; an existing one stays as it is.
@@ -137,16 +123,11 @@ class RayGangs:
             if len(os.fsencode(folder := tempfile.gettempdir())) > _LONGEST_TMPDIR:
                 logger.warning("TMPDIR is %s, too long for sockets there; Ray and ranks use /tmp instead", folder)
                 os.environ["TMPDIR"] = "/tmp"  # of what is started from here; this process has noted its own
+            # Ray Train's cleaner asks the dashboard which actors are alive.
+            settings |= {"include_dashboard": True, "dashboard_host": "127.0.0.1", "num_cpus": self._cpus}
+            place = f"{self._folder.path}/ray"  # Ray opens it to everybody, but not the folder around it
             with private_api.on_loopback(), private_api.own_sigterm_handler():
-                ray.init(
-                    "local",
-                    num_cpus=self._cpus,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
-                    dashboard_host="127.0.0.1",
-                    _temp_dir=f"{self._folder.path}/ray",  # Ray opens it to everybody, but not the folder around it
-                    **settings,
-                )
+                ray.init("local", object_store_memory=OBJECT_STORE_BYTES, _temp_dir=place, **settings)
             return
         if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
             private_api.use_token(self._token_file)
@@ -156,7 +137,7 @@ class RayGangs:
         with private_api.own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **settings)
         self._checks = NodeChecks()
-        self._checks.unusable(_nodes_for_ranks(), wait_seconds=CHECK_SECONDS)
+        self.nodes(CHECK_SECONDS)
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
@@ -182,16 +163,20 @@ class RayGangs:
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
         private_api.require_head()
 
-    def nodes(self) -> list[NodeCapacity]:
+    def nodes(self, wait_seconds: float = 0.0) -> list[NodeCapacity]:
         """Return the alive nodes that have resources for ranks, full or not.
+
+        Args:
+            wait_seconds: How long to wait for the answers of new ones, which cannot be used before.
 
         Raises:
             ConnectionError: Ray's head does not answer.
         """
         free = private_api.free_resources(private_api.ANSWER_SECONDS)
         draining = private_api.draining_nodes(private_api.ANSWER_SECONDS)
-        nodes = {node["NodeID"]: node for node in _nodes_for_ranks()}
-        unusable = self._checks.unusable(nodes.values()) if self._checks else {}
+        known = private_api.node_table(private_api.ANSWER_SECONDS)
+        nodes = {node["NodeID"]: node for node in known if node["Alive"] and node["Resources"].keys() & {"CPU", "GPU"}}
+        unusable = self._checks.unusable(nodes.values(), wait_seconds) if self._checks else {}
         return [
             NodeCapacity(key, node["Resources"], free.get(key, {}), node["Labels"], key in draining, unusable.get(key))
             for key, node in nodes.items()
@@ -203,14 +188,10 @@ class RayGangs:
         The request includes what gangs already hold. Without an autoscaler it has no effect.
         """
         private_api.require_head()
-        request_resources(
-            bundles=[bundle.resources for bundle in bundles],
-            bundle_label_selectors=[bundle.labels for bundle in bundles],
-        )
+        resources, labels = [bundle.resources for bundle in bundles], [bundle.labels for bundle in bundles]
+        request_resources(bundles=resources, bundle_label_selectors=labels)
 
-    def refused(self) -> bool:
-        """Whether the autoscaler says that it cannot fulfil the present request."""
-        return private_api.autoscaler_refuses()
+    refused = staticmethod(private_api.autoscaler_refuses)
 
     def alive(self) -> set[GangKey]:
         """Return all gangs that have not been ended."""
@@ -224,24 +205,21 @@ class RayGangs:
         if self._public_url:
             tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
         access = self._access.of(tag.tenant, spec.credentials)
-        logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
-        context = GangContext(tag, access, self._metrics_ports, logs, basis=basis)
-        gang = tag.job_id, tag.attempt
+        context = GangContext(tag, access, self._metrics_ports, self._log_format, basis=basis)
         remote: Any = ray.remote  # its types lack concurrency groups
-        supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
-            name=_name_of(gang), get_if_exists=True, lifetime="detached", num_cpus=0, resources=ON_THE_HEAD
-        )
-        actor = supervisor.remote(spec, orders, context)
-        self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))  # it takes seconds to start and to answer
+        supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS}, num_cpus=0, resources=ON_THE_HEAD)(Supervisor)
+        named = supervisor.options(name=f"{tag.job_id}-{tag.attempt}", get_if_exists=True, lifetime="detached")
+        actor = named.remote(spec, orders, context)
+        first = actor.poll.remote(0, orders)  # it takes seconds to start and to answer
+        self._handles[tag.job_id, tag.attempt] = _Handle(actor, first)
 
-    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
+    def poll(self, requests: Sequence[PollRequest]) -> list[GangStatus | Exception | None]:
         """Ask all supervisors once, and then wait for their answers, at most a second in total.
 
         One that does not answer in time is neither asked nor waited for again until its answer arrives.
         """
-        pending = []
-        for request in requests:
-            handle = self._handle(request.gang)
+        handles, pending = [self._handle(request.gang) for request in requests], []
+        for request, handle in zip(requests, handles, strict=True):
             if handle is None or handle.answer is not None:
                 continue
             if handle.watch is not None and handle.watch.done():
@@ -249,9 +227,8 @@ class RayGangs:
             handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
             pending.append(handle.answer)
         ready(pending, POLL_SECONDS)
-        handles = [self._handles.get(request.gang) for request in requests]
         answered = set(ready((handle.answer for handle in handles if handle), 0))
-        results: list[PollResult] = []
+        results: list[GangStatus | Exception | None] = []
         for request, handle in zip(requests, handles, strict=True):
             if handle is None:
                 # Without its supervisor, but with processes that could not be killed, it counts as silent.
@@ -295,7 +272,7 @@ class RayGangs:
         """Return the handle of a gang's supervisor; ``None`` if there is none."""
         if gang not in self._handles:
             with contextlib.suppress(ValueError):  # Ray raises this if there is none
-                self._handles[gang] = _Handle(ray.get_actor(_name_of(gang)))
+                self._handles[gang] = _Handle(ray.get_actor("{}-{}".format(*gang)))
         return self._handles.get(gang)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
@@ -362,17 +339,3 @@ class RayGangs:
         del self._left[gang]
         if handle is not None:
             ray.kill(handle.actor)
-
-
-def _name_of(gang: GangKey) -> str:
-    """Return the name of a gang's supervisor."""
-    return "{}-{}".format(*gang)
-
-
-def _nodes_for_ranks() -> list[dict[str, Any]]:
-    """Return the alive nodes with CPUs or GPUs, as in ``node_table``."""
-    return [
-        node
-        for node in private_api.node_table(private_api.ANSWER_SECONDS)
-        if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
-    ]

@@ -43,7 +43,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
 
 HEAD_SECONDS = 120.0  # for a process to start on the head
-ANSWER_SECONDS = 20.0  # for another node to answer before it is used without an answer: it may only be busy
+CHECK_SECONDS = 20.0  # for another node to answer before it is used without an answer: it may only be busy
 AGAIN_SECONDS = 60.0  # after which a node that cannot be used, or that could not be asked, is asked again
 
 Software = dict[str, str | None]
@@ -249,7 +249,7 @@ class NodeChecks:
                     check.reason, check.read = f"cannot be checked: {error.cause}", True
                 except RayError:
                     pass  # what has kept it from answering says nothing about its software
-            if check.reason is not None and (check.read or now < check.began + ANSWER_SECONDS):
+            if check.reason is not None and (check.read or now < check.began + CHECK_SECONDS):
                 reasons[node] = check.reason
         return reasons
 

@@ -167,8 +167,7 @@ def gcs_address(address: str) -> str:
     Raises:
         ConnectionError: The address is ``auto``, and there is no cluster on this machine.
     """
-    canonical: str = services.canonicalize_bootstrap_address_or_die(address)
-    return canonical
+    return str(services.canonicalize_bootstrap_address_or_die(address))
 
 
 def nodes_here(address: str) -> set[str]:
@@ -200,17 +199,12 @@ def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
     """
     with _gcs() as gcs:
         nodes = gcs.get_all_node_info(timeout=seconds)
-    return [
-        {
-            "NodeID": node_id.hex(),
-            "Alive": node.state == _ALIVE,
-            "Resources": dict(node.resources_total),
-            "Labels": dict(node.labels),
-            "NodeManagerAddress": node.node_manager_address,
-            "NodeManagerPort": node.node_manager_port,
-        }
-        for node_id, node in nodes.items()
-    ]
+    table = []
+    for node_id, node in nodes.items():
+        raylet = {"NodeManagerAddress": node.node_manager_address, "NodeManagerPort": node.node_manager_port}
+        offers = {"Resources": dict(node.resources_total), "Labels": dict(node.labels)}
+        table.append({"NodeID": node_id.hex(), "Alive": node.state == _ALIVE, **offers, **raylet})
+    return table
 
 
 def free_resources(seconds: float | None = None) -> dict[str, dict[str, float]]:

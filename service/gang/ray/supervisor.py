@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, assert_never, cast
 
 import ray
-from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
@@ -52,7 +51,7 @@ class Supervisor:
     """
 
     def __init__(self, spec: JobSpec, orders: Orders, context: GangContext) -> None:
-        context.logs.write()
+        context.write_logs()
         runtime: Any = ray.get_runtime_context()
         self._tag = context.tag
         self._changed = threading.Condition()  # guards the controller and the record
@@ -67,14 +66,11 @@ class Supervisor:
         return f"{self._tag}: supervisor"
 
     @ray.method
-    def push(self, message: Message) -> None:
-        """Handle a worker's message."""
-        self._handle(message)
+    def push(self, event: Message | WorkerCommand) -> None:
+        """Handle a worker's message, or, as ``ask``, a request for a drill or a profile."""
+        self._handle(event)
 
-    @ray.method
-    def ask(self, command: WorkerCommand) -> None:
-        """Handle a request for a drill or a profile."""
-        self._handle(command)
+    ask = push
 
     @ray.method
     def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
@@ -161,7 +157,7 @@ class RayExecutor:
         self.run = TrainRun(spec, context)
         self._replicas: dict[int, RayReplica] = {}
         self._spare: RaySpare | None = None
-        self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
+        self._ends: dict[ray.ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
         self._generation = 0
         self._halts = False  # whether its ranks that have stopped were told to
         self._nodes, self._looked = cluster_nodes(), time.monotonic()
@@ -303,14 +299,14 @@ def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:
     return silent, {node["NodeID"] for node in known if not node["Alive"]}
 
 
-def _answers(calls: Mapping[int, ObjectRef[T]], seconds: float = ANSWER_SECONDS) -> dict[int, T]:
+def _answers(calls: Mapping[int, ray.ObjectRef[T]], seconds: float = ANSWER_SECONDS) -> dict[int, T]:
     """Return answers by worker, without workers that are gone or did not answer in time."""
     ended = set(ready(calls.values(), seconds))
     results = {number: _result(call) for number, call in calls.items() if call in ended}
     return {number: result for number, result in results.items() if result is not None}
 
 
-def _result(call: ObjectRef[T]) -> T | None:
+def _result(call: ray.ObjectRef[T]) -> T | None:
     """Return the result of a completed call; ``None`` if the worker is gone."""
     try:
         return ray.get(call)

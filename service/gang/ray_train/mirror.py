@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,22 +29,14 @@ from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, 
 from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution import scaling_policy
+from ray.train.v2._internal.execution import worker_group as groups
 from ray.train.v2._internal.execution.context import DistributedContext, TrainRunContext
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.controller import state as run_states
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
+from ray.train.v2._internal.execution.controller.state import TrainControllerState as ControllerState
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.storage import StorageContext
-from ray.train.v2._internal.execution.worker_group import (
-    ActorMetadata,
-    WorkerGroup,
-    WorkerGroupContext,
-    WorkerGroupPollStatus,
-    WorkerGroupState,
-    WorkerGroupStateBuilder,
-)
-from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
-from ray.train.v2._internal.execution.worker_group import worker_group as worker_group_module
 from ray.train.v2._internal.state import state_actor
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -62,8 +55,10 @@ ANSWER_SECONDS = 0.1  # for a worker to answer a poll; a later answer is read wi
 POLL_SECONDS = 1.0  # between Ray Train's polls; checkpoints wait for them, decisions do not
 LOOK_SECONDS = 0.01  # between polls while the run ends
 END_SECONDS = 5.0  # for the run to end
-MARKER = ".validate_storage_marker"  # written by Ray Train to check that all nodes see the same storage
-SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; the manifests are ours
+WRITTEN_BY_RAY = {  # what its files are taken for
+    ".validate_storage_marker": FileType.File,  # to check that all nodes see the same storage
+    "checkpoint_manager_snapshot.json": FileType.NotFound,  # a list of checkpoints; the manifests are ours
+}
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +73,9 @@ class FormGeneration:
     workers: Sequence[WorkerHandle]
 
 
-@dataclass(frozen=True)
-class GenerationHalted:
-    """All ranks have stopped as they were told to; a worker that ends from now on has not failed."""
-
-
-Decided = FormGeneration | GenerationHalted | str | Finish  # a text: show this message about the gang's state
+# A text: show this message about the gang's state. None: all ranks have stopped as they were told to; a worker that
+# ends from now on has not failed.
+Decided = FormGeneration | str | Finish | None
 
 
 class GangScalingPolicy(scaling_policy.ScalingPolicy):
@@ -138,20 +130,18 @@ class RunState(StateManagerCallback):
         _start_state_actor(ray.get_runtime_context().gcs_address)
         super().after_controller_start(train_run_context)
 
-    def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
+    def before_worker_group_shutdown(self, worker_group: groups.WorkerGroup) -> None:
         """Publish how an attempt ends: as a failed job does if the job fails, whether or not a poll has seen why."""
         super().before_worker_group_shutdown(worker_group)
         if self.failure is not None:
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, self.failure)
 
-    def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
+    def before_worker_group_start(self, worker_group_context: groups.WorkerGroupContext) -> None:
         """Publish that an attempt begins."""
         super().before_worker_group_start(worker_group_context)
         self._attempt = worker_group_context.run_attempt_id
 
-    def after_controller_state_update(
-        self, previous_state: run_states.TrainControllerState, current_state: run_states.TrainControllerState
-    ) -> None:
+    def after_controller_state_update(self, previous_state: ControllerState, current_state: ControllerState) -> None:
         """Publish a new state."""
         super().after_controller_state_update(previous_state, current_state)
         if type(previous_state) is type(current_state):
@@ -176,21 +166,14 @@ def _start_state_actor(address: str) -> None:
     thread for that would fail on a machine with several clusters.
     """
     actor: Any = ray.remote(state_actor.TrainStateActor)
-    actor.options(
-        name=state_actor.TRAIN_STATE_ACTOR_NAME,
-        namespace=state_actor.TRAIN_STATE_ACTOR_NAMESPACE,
-        get_if_exists=True,
-        lifetime="detached",
-        max_restarts=-1,
-        max_task_retries=-1,
-        num_cpus=0,
-        resources=ON_THE_HEAD,
-        scheduling_strategy="DEFAULT",
-        runtime_env={"env_vars": {"RAY_ADDRESS": address}},
-    ).remote(enable_state_actor_reconciliation=True)
+    name = {"name": state_actor.TRAIN_STATE_ACTOR_NAME, "namespace": state_actor.TRAIN_STATE_ACTOR_NAMESPACE}
+    lasts = {"get_if_exists": True, "lifetime": "detached", "max_restarts": -1, "max_task_retries": -1}
+    where = {"num_cpus": 0, "resources": ON_THE_HEAD, "scheduling_strategy": "DEFAULT"}
+    environment = {"env_vars": {"RAY_ADDRESS": address}}
+    actor.options(**name, **lasts, **where, runtime_env=environment).remote(enable_state_actor_reconciliation=True)
 
 
-class GangWorkerGroup(WorkerGroup):
+class GangWorkerGroup(groups.WorkerGroup):
     """Ray Train's worker group for one generation, on workers that outlive it.
 
     Args:
@@ -209,11 +192,11 @@ class GangWorkerGroup(WorkerGroup):
     def _start(self) -> None:  # without giving up what there is if it cannot be started
         self._start_impl(KeptGroupStateBuilder())
 
-    def _create_placement_group(self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext) -> Any:
+    def _create_placement_group(self, *arguments: Any) -> Any:
         # The gang creates and removes its placement groups itself; they are ready before there are workers.
         return SimpleNamespace(placement_group=None, wait=lambda _seconds: True, shutdown=lambda: None)
 
-    def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
+    def _create_workers(self, *arguments: Any, **more: Any) -> list[groups.Worker]:
         places = [worker.place for worker in self._workers_of_gang if worker.place is not None]  # all are up
         nodes = [place.node for place in places]
         distinct = list(dict.fromkeys(nodes))
@@ -221,13 +204,13 @@ class GangWorkerGroup(WorkerGroup):
         for rank, (worker, place) in enumerate(zip(self._workers_of_gang, places, strict=True)):
             # Ray Train's list of runs takes only numbers of GPUs.
             gpus: list[int | str] = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]
-            metadata = ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
+            metadata = groups.ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": gpus})
             context = DistributedContext(
                 world_rank=rank, world_size=len(nodes), local_rank=nodes[:rank].count(place.node),
                 local_world_size=nodes.count(place.node), node_rank=distinct.index(place.node),
             )  # fmt: skip
             actor = cast(ActorHandle[Any], worker.actor)
-            workers.append(TrainWorker(actor, metadata, worker.resources, context))
+            workers.append(groups.Worker(actor, metadata, worker.resources, context))
         return workers
 
     def shutdown(self) -> None:
@@ -240,25 +223,25 @@ class GangWorkerGroup(WorkerGroup):
         self.poll_status(ANSWER_SECONDS)
         super().abort()
 
-    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+    def poll_status(self, timeout: float | None = None) -> groups.WorkerGroupPollStatus:
         """Return the workers' status; for a halted generation, only their reports."""
         status = super().poll_status(timeout)
         if self.halted:
-            status = self._latest_poll_status = WorkerGroupPollStatus({})
+            status = self._latest_poll_status = groups.WorkerGroupPollStatus({})
         return status
 
 
-class KeptGroupState(WorkerGroupState):
+class KeptGroupState(groups.WorkerGroupState):
     """The state of a worker group, none of which ends with it."""
 
     def shutdown(self) -> None:
         """Leave the workers to the gang, and the barrier to the next generation."""
 
 
-class KeptGroupStateBuilder(WorkerGroupStateBuilder):
+class KeptGroupStateBuilder(groups.WorkerGroupStateBuilder):
     """Builds a ``KeptGroupState``."""
 
-    def build(self) -> WorkerGroupState:
+    def build(self) -> groups.WorkerGroupState:
         """Return the state of a group that has started."""
         return KeptGroupState(**vars(super().build()))
 
@@ -286,7 +269,7 @@ class GangTrainController(TrainController):
         # supervisor, the actor of this process, answers it; see ``Supervisor.broadcast_from_rank_zero``.
         barrier = SimpleNamespace(remote=lambda **_: ray.get_runtime_context().current_actor)
         no_barrier = SimpleNamespace(options=lambda **_: barrier)
-        vars(worker_group_module)["SynchronizationActor"] = no_barrier  # this process has no other run
+        vars(groups.worker_group)["SynchronizationActor"] = no_barrier  # this process has no other run
         super().__init__(**arguments)
 
     async def _step(self) -> TrainControllerLoopIterationResult:
@@ -301,7 +284,7 @@ class GangTrainController(TrainController):
                 match decided:
                     case FormGeneration():
                         self._policy.next = decided
-                    case GenerationHalted():
+                    case None:
                         if isinstance(self._worker_group, GangWorkerGroup):
                             self._worker_group.halted = True
                     case str(message):
@@ -316,7 +299,7 @@ class GangTrainController(TrainController):
         if succeeded and isinstance(state, run_states.RunningState) and time.monotonic() < self._end_by:
             # Ray Train still has to notice that all ranks have finished, and to collect their reports.
             return await super()._step()
-        last: run_states.TrainControllerState = run_states.FinishedState() if succeeded else run_states.AbortedState()
+        last: ControllerState = run_states.FinishedState() if succeeded else run_states.AbortedState()
         if self._end.phase is GangPhase.FAILED:
             last = run_states.ErroredState(GangError(self._end.message))
             self._run_state.failure = self._end.message
@@ -326,11 +309,11 @@ class GangTrainController(TrainController):
         ending = run_states.ShuttingDownState(next_state=last)
         return TrainControllerLoopIterationResult(self._get_run_attempt_id(), self.get_state(), ending)
 
-    async def _poll_workers(self) -> WorkerGroupPollStatus:
+    async def _poll_workers(self) -> groups.WorkerGroupPollStatus:
         assert self._worker_group is not None
         return self._worker_group.poll_status(ANSWER_SECONDS)
 
-    def _is_training_succeeded(self, worker_group_status: WorkerGroupPollStatus) -> bool:  # type: ignore[override]
+    def _is_training_succeeded(self, worker_group_status: groups.WorkerGroupPollStatus) -> bool:  # type: ignore[override]
         """A generation may end while the job continues."""
         return self._end is not None and super()._is_training_succeeded(worker_group_status)
 
@@ -340,7 +323,7 @@ class GangTrainController(TrainController):
         assert form is not None
         self._run_attempt_id = f"{self._attempt}.{form.generation}"
         function, callbacks = TrainingFunction(form.generation), self._worker_group_callbacks_to_propagate
-        context = WorkerGroupContext(self._run_attempt_id, function, num_workers, resources_per_worker)
+        context = groups.WorkerGroupContext(self._run_attempt_id, function, num_workers, resources_per_worker)
         group = GangWorkerGroup(form.workers, self._train_run_context, context, callbacks)
         group._start()
         self._report_handler.set_required_ranks([0])  # a checkpoint belongs to all ranks, and rank 0 reports it
@@ -363,20 +346,17 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
 
     url: str
     access: Access
-    _opened: Any = field(default=None, init=False, compare=False, repr=False)  # has the secret
 
     __ne__ = object.__ne__  # and not by what is open
 
     def __reduce__(self) -> tuple[type["RunStorage"], tuple[str, Access]]:
         return RunStorage, (self.url, self.access)
 
-    @property
+    @cached_property
     def fs(self) -> Any:
-        """The file system of the URL, opened on first use."""
-        if self._opened is None:
-            self.access.configure()
-            self._opened, _ = fsspec.url_to_fs(self.url)
-        return self._opened
+        """The file system of the URL, which has the secret, opened on first use."""
+        self.access.configure()
+        return fsspec.url_to_fs(self.url)[0]
 
     def get_type_name(self) -> str:
         """Return its name, as shown to people."""
@@ -384,15 +364,10 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
         """Return what is at these paths."""
-        files = []
+        files: list[FileInfo] = []
         for path in paths:
-            name = PurePosixPath(path).name
-            if name == MARKER:
-                files.append(FileInfo(path, FileType.File))
-            elif name == SNAPSHOT:
-                files.append(FileInfo(path, FileType.NotFound))
-            else:
-                files += super().get_file_info([path])
+            kind = WRITTEN_BY_RAY.get(PurePosixPath(path).name)
+            files += super().get_file_info([path]) if kind is None else [FileInfo(path, kind)]
         return files
 
     def create_dir(self, path: str, recursive: bool) -> None:
@@ -401,12 +376,6 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
     def open_output_stream(self, path: str, metadata: object) -> Any:
         """Accept and discard what is written."""
         return pyarrow.PythonFile(io.BytesIO(), mode="w")
-
-
-def folder_of(url: str) -> str:
-    """Return a folder's path on its URL's file system, for example ``bucket/job``, without contacting the store."""
-    path: str = fsspec.core.strip_protocol(url)
-    return path
 
 
 class TrainRun(DataParallelTrainer):
@@ -426,25 +395,22 @@ class TrainRun(DataParallelTrainer):
         os.environ.update(SETTINGS)
         logging.getLogger("ray.train").setLevel(logging.WARNING)
         assert spec.checkpoint.url is not None
-        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.access))
-        resources, tag = worker_resources(spec), context.tag
+        folder = fsspec.core.strip_protocol(spec.checkpoint.url)  # on its file system, for example ``bucket/job``
+        files = PyFileSystem(RunStorage(spec.checkpoint.url, context.access))
+        resources, tag, ranks = worker_resources(spec), context.tag, spec.parallelism.world_size
         run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
         vars(run)["storage_context"] = StorageContext(folder, "", files)  # without a subfolder of the run's name
         super().__init__(
             lambda: None,  # workers get the generation instead, by ``TrainingFunction``
             train_loop_config={"page": tag.url, "tenant": tag.tenant, "submitted_by": tag.submitted_by},
-            scaling_config=ScalingConfig(
-                num_workers=spec.parallelism.world_size, use_gpu="GPU" in resources, resources_per_worker=resources
-            ),
+            scaling_config=ScalingConfig(num_workers=ranks, use_gpu="GPU" in resources, resources_per_worker=resources),
             run_config=cast(Any, run),  # its types name the previous class
         )
         object.__setattr__(self.train_run_context, "run_id", tag.job_id)
         self.result: Result | None = None
-        self._attempt = tag.attempt
+        self._attempt, self._shown, self._ending = tag.attempt, "", False
         self._decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
-        self._shown = ""
         self._failure: Exception | None = None
-        self._ending = False
         self._thread = threading.Thread(target=self._run, name="ray-train", daemon=True)
         self._thread.start()
 
@@ -478,7 +444,7 @@ class TrainRun(DataParallelTrainer):
 
     def halted(self) -> None:
         """Take note that all ranks have stopped as they were told to."""
-        self._decided.put(GenerationHalted())
+        self._decided.put(None)
 
     def say(self, message: str) -> None:
         """Show people the gang's state; called repeatedly."""

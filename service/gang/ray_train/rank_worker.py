@@ -8,10 +8,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import ray
 import ray.train
 from ray.actor import ActorHandle, ActorProxy
@@ -26,9 +27,6 @@ from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, Snapsh
 from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.ray.private_api import free_memory
 from service.security.redaction import redact
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SETTINGS = {  # read by Ray Train from the environment, in supervisors and in workers
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -90,13 +88,10 @@ class RankWorker(RayTrainWorker):
         from service.gang.worker.worker import Worker
 
         runtime = ray.get_runtime_context()
+        node, actor, address = runtime.get_node_id(), str(runtime.get_actor_id()), ray.util.get_node_ip_address()
+        gpus = tuple(map(str, runtime.get_accelerator_ids().get("GPU", ())))
         self._worker = Worker(
-            number, context,
-            node=runtime.get_node_id(),
-            actor=str(runtime.get_actor_id()),
-            address=ray.util.get_node_ip_address(),
-            gpus=tuple(map(str, runtime.get_accelerator_ids().get("GPU", ()))),
-            push=self._push,
+            number, context, node, actor, address, gpus, self._push,
             read=lambda owner, key, regions: ray.get(self._owners[owner].read.remote(key, regions)),
         )  # fmt: skip
 
@@ -157,7 +152,7 @@ class RankWorker(RayTrainWorker):
     def run_train_fn(self, train_fn_ref: ObjectRefWrapper[Callable[[], Any]]) -> None:
         """Start Ray Train's training thread for a generation."""
         assert isinstance(train_fn_ref, TrainingFunction)
-        super().run_train_fn(InWorker(partial(self._train, train_fn_ref.generation)))
+        super().run_train_fn(replace(train_fn_ref, function=partial(self._train, train_fn_ref.generation)))
 
     def _train(self, generation: int) -> RankEnd:
         own = self._generations.setdefault(generation, WorkerGeneration())
@@ -203,10 +198,8 @@ class RankWorker(RayTrainWorker):
         return self._worker.snapshots.indexes()
 
     @ray.method
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[np.ndarray[Any, Any]]":
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
         """Read parts of a snapshot in its memory."""
-        import numpy as np
-
         return [np.ascontiguousarray(part.numpy()) for part in self._worker.snapshots.read(key, regions)]
 
     @ray.method
@@ -228,11 +221,8 @@ class RankWorker(RayTrainWorker):
     def stacks(self) -> str:
         """Return what each of its threads is doing."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        stacks = "\n".join(
-            f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-            for ident, frame in sys._current_frames().items()
-        )
-        return redact(stacks)
+        stacks = {ident: "".join(traceback.format_stack(frame)) for ident, frame in sys._current_frames().items()}
+        return redact("\n".join(f"thread {names.get(ident, ident)}:\n{stack}" for ident, stack in stacks.items()))
 
     @ray.method
     def command(self, command: WorkerCommand | Steer) -> None:
@@ -251,11 +241,9 @@ def report_checkpoint(report: CheckpointReport) -> None:
     storage = get_train_context().get_storage()
     path = storage.build_checkpoint_path_from_name(report.url.rpartition("/")[2])
     try:
-        ray.train.report(
-            report.model_dump(include={"step", "bytes"}),
-            checkpoint=Checkpoint(path, storage.storage_filesystem),
-            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is already stored
-        )
+        metrics, checkpoint = report.model_dump(include={"step", "bytes"}), Checkpoint(path, storage.storage_filesystem)
+        upload = CheckpointUploadMode.NO_UPLOAD  # it is already stored
+        ray.train.report(metrics, checkpoint=checkpoint, checkpoint_upload_mode=upload)
     except Exception as error:
         logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
 
@@ -265,17 +253,15 @@ class TrainingFunction(ObjectRefWrapper[Callable[[], Any]]):
     """What Ray Train sends to workers instead of an object reference: the generation to train.
 
     A worker would wait ten seconds for an object that had a copy on a lost node.
+
+    Attributes:
+        generation: The generation.
+        function: The training function, once it is in the worker.
     """
 
     generation: int
+    function: Callable[[], RankEnd] | None = None
 
-
-@dataclass
-class InWorker(ObjectRefWrapper[Callable[[], Any]]):
-    """The training function once it is in the worker."""
-
-    function: Callable[[], RankEnd]
-
-    def get(self) -> Callable[[], RankEnd]:
+    def get(self) -> Any:
         """Return the training function."""
         return self.function

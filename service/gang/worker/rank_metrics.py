@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +30,8 @@ from service.gang.control.fault_detection import Heartbeat
 from service.security.redaction import redact
 
 logger = logging.getLogger("boost_core")
+
+Push = Callable[[Message], None]  # sends a message to the supervisor, and returns once it has arrived
 
 
 @dataclass(eq=False)
@@ -100,19 +101,13 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the present values of the gauges."""
-        if self.gpus and self._nvml is not None:
-            yield from gauges(self._nvml, self.gpus)
-
-    @cached_property
-    def _nvml(self) -> Any | None:
-        """The initialised module; ``None`` if there is no NVML."""
+        if not self.gpus:
+            return
         import pynvml
 
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            return None
-        return pynvml
+        with suppress(pynvml.NVMLError):  # there is no NVML
+            pynvml.nvmlInit()  # once it is, this only counts
+            yield from gauges(pynvml, self.gpus)
 
 
 def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
@@ -122,9 +117,8 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
         nvml: The module ``pynvml``.
         gpus: As for ``GpuCollector``.
     """
-    families = [
-        GaugeMetricFamily(f"boost_rank_gpu_{name}", text, labels=["gpu"]) for name, (text, _) in _GAUGES.items()
-    ]
+    gpu_gauges = ((f"boost_rank_gpu_{name}", text) for name, (text, _) in _GAUGES.items())
+    families = [GaugeMetricFamily(name, text, labels=["gpu"]) for name, text in gpu_gauges]
     for gpu in gpus:
         try:
             by_index = gpu.isdigit()
@@ -169,7 +163,7 @@ def serve_metrics(own: Sequence[Collector], gpus: Sequence[str], address: str, p
 _CONNECTION = re.compile(r"NCCL INFO .* via ([A-Z0-9]+)(?:/([^/\n]+))?")
 _TO_OTHER_NODES = ("NET", "COLLNET")
 # What a device plugin or a driver gives a process that may use InfiniBand, RoCE or EFA.
-_RDMA_DEVICES = Path("/dev/infiniband")
+RDMA_DEVICES = Path("/dev/infiniband")
 
 
 def transports(log: bytes) -> set[str]:
@@ -193,12 +187,8 @@ class TransportCollector(Collector):
         node:20:289 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
 
     NCCL writes it to a file of this process's own, unless the environment configures NCCL's log itself.
-
-    Args:
-        rdma_devices: Folder of the devices that a process may use for RDMA.
     """
 
-    rdma_devices: Path = _RDMA_DEVICES
     _log: BinaryIO | None = None
     _path: Path | None = None
     _transports: frozenset[str] = frozenset()
@@ -244,7 +234,7 @@ class TransportCollector(Collector):
         for name in sorted(self._transports):
             gauge.add_metric([name], 1)
         yield gauge
-        devices = len(list(self.rdma_devices.glob("uverbs*")))
+        devices = len(list(RDMA_DEVICES.glob("uverbs*")))
         yield GaugeMetricFamily("boost_rank_rdma_devices", "RDMA devices that this rank may use.", devices)
 
 
@@ -263,7 +253,7 @@ class SupervisorReporter:
         worker: Number of this process.
     """
 
-    def __init__(self, push: Callable[[Message], None], worker: int) -> None:
+    def __init__(self, push: Push, worker: int) -> None:
         self._push = push
         self._next = Message(worker, None, 0, [], None, None)  # without what is in the two queues
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)

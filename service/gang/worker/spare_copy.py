@@ -20,6 +20,7 @@ TRIES, TRY_SECONDS = 40, 0.05  # for all ranks to have the same step, which they
 ROOM_TO_LEAVE = 1  # further copies that must fit into memory: what a worker needs that resumes from this one
 
 Array = np.ndarray[Any, Any]
+Boxes = dict[tuple[str, tuple[int, ...]], Array]  # the contents of a snapshot's boxes, by tensor and offsets
 T = TypeVar("T")
 
 
@@ -42,14 +43,6 @@ class Rank(NamedTuple):
 
 
 @dataclass
-class _Copy:
-    """A copy of one snapshot; the contents of its boxes, in the order of the index."""
-
-    index: SnapshotIndex
-    tensors: list[Array]
-
-
-@dataclass
 class SpareCopy:
     """Copies of snapshots. Call ``copy`` from one thread at a time; all other methods may run at any time.
 
@@ -58,7 +51,7 @@ class SpareCopy:
     """
 
     free_memory: Callable[[], int]
-    _copies: dict[SnapshotKey, _Copy] = field(default_factory=dict)
+    _copies: dict[SnapshotKey, tuple[SnapshotIndex, Boxes]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def copy(self, ranks: Sequence[Rank]) -> tuple[int, int] | None:
@@ -84,29 +77,26 @@ class SpareCopy:
             indexes = [index for index in newest if index is not None]
             if len(indexes) < len(ranks) or len({index.key.step for index in indexes}) != 1:
                 return None
-            size = sum(
-                int(np.prod(box.sizes)) * np.dtype(box.dtype).itemsize for index in indexes for box in index.boxes
-            )
+            boxes = [box for index in indexes for box in index.boxes]
+            size = sum(int(np.prod(box.sizes)) * np.dtype(box.dtype).itemsize for box in boxes)
             needed = size * (1 + ROOM_TO_LEAVE if self._copies else 2 + ROOM_TO_LEAVE)
             free = self.free_memory()
             if free < needed:
-                raise NoRoom(
-                    f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, but copies of "
-                    f"{size / 2**30:.1f} GiB need {needed / 2**30:.1f} GiB"
-                )
+                need = f"copies of {size / 2**30:.1f} GiB need {needed / 2**30:.1f} GiB"
+                raise NoRoom(f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, but {need}")
             with ThreadPoolExecutor(RANKS_AT_ONCE, "copies") as readers:
                 copies = list(readers.map(_copy_of, ranks, indexes))
         finally:
             for rank in ranks:
                 rank.release()
         with self._lock:
-            self._copies = {copy.index.key: copy for copy in copies}
+            self._copies = {index.key: (index, boxes) for index, boxes in zip(indexes, copies, strict=True)}
         return indexes[0].key.generation, indexes[0].key.step
 
     def indexes(self) -> list[SnapshotIndex]:
         """Return the indexes of the snapshots kept here."""
         with self._lock:
-            return [copy.index for copy in self._copies.values()]
+            return [index for index, _ in self._copies.values()]
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
         """Read parts of a snapshot.
@@ -115,9 +105,8 @@ class SpareCopy:
             LookupError: The snapshot is not kept here.
         """
         with self._lock:
-            copy = self._copies[key]
-        tensors = {(box.name, box.offsets): tensor for box, tensor in zip(copy.index.boxes, copy.tensors, strict=True)}
-        return [tensors[region.name, region.offsets][_within(region)] for region in regions]
+            _, boxes = self._copies[key]
+        return [boxes[region.name, region.offsets][_within(region)] for region in regions]
 
 
 def portions(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
@@ -139,24 +128,22 @@ def portions(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
     return result
 
 
-def _copy_of(rank: Rank, index: SnapshotIndex) -> _Copy:
-    copy = _Copy(index, [np.empty(box.sizes, dtype=box.dtype) for box in index.boxes])
-    numbered: list[tuple[int, Region]] = []  # parts of the boxes, with their boxes
-    for number, box in enumerate(index.boxes):
-        regions = [Region(box.name, box.offsets, (), ())]  # of a scalar
-        if box.sizes:  # a large box is split along its first axis
-            rows, rest = box.sizes[0], box.sizes[1:]
-            each = max(1, PORTION_BYTES * rows // max(1, copy.tensors[number].nbytes))
-            regions = [
-                Region(box.name, box.offsets, (first, *(0 for _ in rest)), (min(each, rows - first), *rest))
-                for first in range(0, rows, each)
-            ]
-        numbered += [(number, region) for region in regions]
-    for portion in portions(numbered, lambda each: int(np.prod(each[1].lengths)) * copy.tensors[each[0]].itemsize):
-        parts = rank.read(index.key, [region for _, region in portion])
-        for (number, region), part in zip(portion, parts, strict=True):
-            copy.tensors[number][_within(region)] = part
-    return copy
+def _copy_of(rank: Rank, index: SnapshotIndex) -> Boxes:
+    boxes = {(box.name, box.offsets): np.empty(box.sizes, dtype=box.dtype) for box in index.boxes}
+    regions: list[Region] = []
+    for (name, offsets), array in boxes.items():
+        if not array.shape:  # a scalar
+            regions.append(Region(name, offsets, (), ()))
+            continue
+        rows, *rest = array.shape
+        each = max(1, PORTION_BYTES * rows // max(1, array.nbytes))  # a large box is split along its first axis
+        for first in range(0, rows, each):
+            regions.append(Region(name, offsets, (first, *(0 for _ in rest)), (min(each, rows - first), *rest)))
+    size_of = {place: array.itemsize for place, array in boxes.items()}
+    for portion in portions(regions, lambda each: int(np.prod(each.lengths)) * size_of[each.name, each.offsets]):
+        for region, part in zip(portion, rank.read(index.key, portion), strict=True):
+            boxes[region.name, region.offsets][_within(region)] = part
+    return boxes
 
 
 def _within(region: Region) -> tuple[slice, ...]:

@@ -16,39 +16,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
-from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _world
 
+from boost_core import train as trainer
 from boost_core.hardware import lacks_compiler
 from boost_core.messages import Drill
 from boost_core.plan.resolve import out_of_memory
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
-from boost_core.train import (
-    LastSaveFailed,
-    Membership,
-    SnapshotStore,
-    StateLost,
-    StepProfiler,
-    StepTimes,
-    release_broken_step,
-    train,
-)
-from service.gang.assignment import (
-    Assignment,
-    End,
-    GangContext,
-    Message,
-    RankEnd,
-    Rendezvous,
-    WorkerPlace,
-    require_version,
-)
+from service.gang.assignment import Assignment, End, GangContext, RankEnd, Rendezvous, WorkerPlace, require_version
 from service.gang.control.fault_detection import Heartbeat
 from service.gang.worker import rank_metrics
 from service.gang.worker.spare_copy import Array, portions
@@ -84,7 +66,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 def end_of(error: Exception) -> RankEnd:
     """Return whether an error of the trainer would happen again, described in a line or two without secrets."""
     text = redact(str(error))
-    if isinstance(error, (*REFUSALS, LastSaveFailed)):
+    if isinstance(error, (*REFUSALS, trainer.LastSaveFailed)):
         return RankEnd(End.LASTING, text)
     if isinstance(error, RuntimeError) and any(sign in text for sign in BROKEN_DEVICE):
         words = next(line for line in text.splitlines() if any(sign in line for sign in BROKEN_DEVICE))
@@ -92,10 +74,10 @@ def end_of(error: Exception) -> RankEnd:
     named = f"{type(error).__name__}: {text}"
     if isinstance(error, DEFECTS):
         return RankEnd(End.LASTING, named)
-    if isinstance(error, StateLost):
+    if isinstance(error, trainer.StateLost):
         return RankEnd(End.STATE_LOST, text)
     # gloo's errors are RuntimeErrors, distinguished only by their messages.
-    if isinstance(error, DistError) or any(sign in text for sign in BROKEN_CONNECTION):
+    if isinstance(error, dist.DistError) or any(sign in text for sign in BROKEN_CONNECTION):
         return RankEnd(End.CONNECTION, f"lost its connection to another rank: {text}")
     return RankEnd(End.FAILED, named)
 
@@ -163,14 +145,14 @@ class Worker:
 
     def __init__(
         self, number: int, context: GangContext, node: str, actor: str, address: str, gpus: tuple[str, ...],
-        push: Callable[[Message], None], read: Callable[[int, SnapshotKey, Sequence[Region]], list[Array]],
+        push: rank_metrics.Push, read: Callable[[int, SnapshotKey, Sequence[Region]], list[Array]],
     ) -> None:  # fmt: skip
         self._number, self._context, self._read = number, context, read
         self.reporter = rank_metrics.SupervisorReporter(push, number)
-        self.snapshots = SnapshotStore()
+        self.snapshots = trainer.SnapshotStore()
         self.drills = Drills()
-        self.profiler = StepProfiler(self.reporter.report)
-        self.membership: Membership | None = None
+        self.profiler = trainer.StepProfiler(self.reporter.report)
+        self.membership: trainer.Membership | None = None
         self._store: TCPStore | None = None
         self._visible: tuple[str, ...] = ()
         self._aborts: dict[dist.ProcessGroup, threading.Thread] = {}  # of the present gang's groups
@@ -186,10 +168,8 @@ class Worker:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)  # the store itself would listen on all interfaces
         port = listener.getsockname()[1]
-        self._store = TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=RENDEZVOUS_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )  # fmt: skip
+        role: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+        self._store = TCPStore(address, port, timeout=RENDEZVOUS_TIMEOUT, **role)
         return Rendezvous(address, port, secrets.token_hex(16))
 
     def join(self, assignment: Assignment, recovery: MemoryState[int] | None) -> None:
@@ -199,7 +179,7 @@ class Worker:
             assignment: The assignment of the rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
-        self.membership = Membership(
+        self.membership = trainer.Membership(
             generation=assignment.generation,
             snapshots=self.snapshots,
             owner_of=assignment.owner_of,
@@ -215,7 +195,7 @@ class Worker:
             steers={steer.number: steer for steer in assignment.steers},
         )
 
-    def _after_step(self, times: StepTimes) -> None:
+    def _after_step(self, times: trainer.StepTimes) -> None:
         self._steps.add(times)
         self._transport.after_step()
         self.reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
@@ -227,7 +207,7 @@ class Worker:
         membership = self.membership
         assert membership is not None
         spec, rank = assignment.spec, assignment.rank
-        self._context.logs.write(rank)
+        self._context.write_logs(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
         self.reporter.begin(rank, assignment.generation)
         self.profiler.begin(rank, f"{spec.checkpoint.url}/profiles")
@@ -245,7 +225,7 @@ class Worker:
                 if self.place.metrics is None and ports:
                     taken = f"no port from {ports[0]} to {ports[-1]} is free"
                     logger.warning("rank %d serves no metrics: %s; widen BOOST_RANK_METRICS_PORTS", rank, taken)
-                outcome = train(spec, self.reporter, membership, self._context.basis)
+                outcome = trainer.train(spec, self.reporter, membership, self._context.basis)
                 self.profiler.wait(TRACE_SECONDS)
                 end = RankEnd(End(outcome))
             except Exception as error:
@@ -266,7 +246,7 @@ class Worker:
                 if end.how is End.DEVICE:  # each further call of CUDA's fails, or waits for ever
                     return end
                 self.abort()
-                release_broken_step(error)  # the other ranks notice when its connections close
+                trainer.release_broken_step(error)  # the other ranks notice when its connections close
             left = self._leave()
             # A thread of the trainer that is left would interfere with the next gang.
             savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
