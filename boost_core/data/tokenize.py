@@ -230,7 +230,7 @@ def tokenize(corpus: CorpusConfig, url: str, report: Report) -> TokenIndex:
     # One iterator for all rounds: each continues where the previous one stopped.
     rest = _batches_from(corpus.source, files, index.cursor, stored)
     while not index.complete:
-        finished = True
+        finished = False
         inputs: dict[str, Input] = {}
         number = len(index.shards) // len(_PARTS)
         with ExitStack() as stack:
@@ -252,9 +252,10 @@ def tokenize(corpus: CorpusConfig, url: str, report: Report) -> TokenIndex:
                 before = inputs.get(read.file, read)  # what had been read of the file so far
                 inputs[read.file] = read.model_copy(update={"first": before.first})
                 report(index, len(files), tokens, time.monotonic() - started)
-                finished = shards["training"].tokens < corpus.shard_tokens
-                if not finished:
+                if shards["training"].tokens >= corpus.shard_tokens:
                     break
+            else:
+                finished = True
         if finished and not index.documents:
             where = ", ".join(corpus.source.paths)
             if index.skipped:

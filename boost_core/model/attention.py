@@ -163,10 +163,11 @@ def one_by_one(
         step = length if window is None else min(window, length)
         for first in range(0, length, step):
             past, end, sees = min(first, step - 1), min(first + step, length), None
+            parts = query_mhe, key_mje, value_mje  # slicing all of them would cost their gradients a pass
             if step < length:
                 sees = torch.ones(end - first, end - first + past, dtype=torch.bool, device=query_mhe.device)
                 sees = sees.tril(past).triu(past + 1 - step)
-            parts = query_mhe[first:end], key_mje[first - past : end], value_mje[first - past : end]
+                parts = query_mhe[first:end], key_mje[first - past : end], value_mje[first - past : end]
             query_1hme, key_1jme, value_1jme = (part.transpose(0, 1).unsqueeze(0) for part in parts)
             outs.append(dense_attention(query_1hme, key_1jme, value_1jme, sees).squeeze(0).transpose(0, 1))
     return torch.cat(outs)

@@ -592,7 +592,8 @@ class Step:
         """The step's seconds, by the formula."""
         factors, micro_batches = self._factors, self._micro_batches
         slowest, others = self._slowest_and_others(factors)
-        largest = map(max, zip(*self._reduced, strict=True))  # as though most weights had the longest backward pass
+        # As though the rank with most weights had the longest backward pass.
+        largest = map(max, zip(*self._reduced, strict=True))
         arithmetic, exchange, sends = (micro_batches * seconds for seconds in slowest)
         idle = _IDLE_SHARE[self.job.parallelism.pipeline_schedule] * sum(others)
         reduction, update = factors.communication * self._reduction(*largest), factors.rest * self._update

@@ -407,7 +407,7 @@ class _Run(_StateKeeper):
         self._flops = FlopRates.of(state.spec, device_name)
 
     def resume(self) -> None:
-        """Load the state to continue from, and make the changes that all ranks have been given, before the first step.
+        """Load the state to continue from, and make the changes that all ranks have been given; all ranks call it.
 
         A checkpoint that knows of a change of the prompts brings its own.
         """

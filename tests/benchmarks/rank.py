@@ -56,7 +56,7 @@ class Variant(rank.Variant):
     fp8: bool = False
 
     def job(self, shape: RunShape, device: torch.device) -> JobSpec:
-        """As the base class's, which has no products in 8 bits."""
+        """As the base class's, which has no products in 8 bits; without a GPU just that."""
         spec = super().job(shape, device)
         if not self.fp8 or device.type != "cuda":
             return spec

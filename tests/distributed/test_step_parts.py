@@ -102,7 +102,7 @@ def delay(state: TrainState, sampler: Sampler, part: str) -> None:
         case "data":
             sampler.sequences = late(sampler.sequences)
         case "forward":
-            state.model.head.forward = late(state.model.head.forward)
+            state.model.losses = late(state.model.losses)
         case "backward":
             # The last norm's: gradients of the weights of products do not pass through autograd.
             next(state.model.head.parameters()).register_hook(lambda _: time.sleep(DELAY_SECONDS))

@@ -107,7 +107,7 @@ class Rank:
             membership.refuse_aborted()
             return "HALTED"
 
-        worker_module.train = instead
+        worker_module.trainer.train = instead  # type: ignore[assignment]
         thread = threading.Thread(target=lambda: ends.append(self.worker.train(assignment)))
         thread.start()
         self.wait_for(*abort_after)

@@ -100,14 +100,14 @@ def test_what_was_cancelled_before_a_failure_is_recorded(
     http: httpx.Client, client_with: With, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(store, 251)
-    calls, update = count(), JobStore._update
+    calls, write = count(), JobStore._store
 
-    def fail_at_second(self: JobStore, connection: Connection, changes: Any) -> None:
+    def fail_at_second(self: JobStore, connection: Connection, changes: Any) -> dict[str, int]:
         if next(calls):
             raise OperationalError("UPDATE", {}, sqlite3.OperationalError("database is locked"))
-        update(self, connection, changes)
+        return write(self, connection, changes)
 
-    monkeypatch.setattr(JobStore, "_update", fail_at_second)
+    monkeypatch.setattr(JobStore, "_store", fail_at_second)
     assert http.post(PATH, json={"tenant": "lab"}).status_code == 503
     assert store.counts()[JobState.CANCELLED] == 250
     recorded = client_with(Scope.ADMIN).get("/v1/audit", params={"limit": 500}).json()["entries"]

@@ -206,7 +206,8 @@ def set_profile(
     client: Service = UNOPENED,
 ) -> None:
     """Store the profile of a kind of GPU, replacing the one of the same precision; for operators."""
-    stored = client.put_profile(kind, read_profile(file))
+    profile = read_profile(file)
+    stored = client.put_profile(kind, profile)
     jobs = f"jobs in {stored.profile.precision} on {stored.kind}"
     say(f"{jobs} are now planned with what was measured on {stored.profile.device}")
 
@@ -232,7 +233,8 @@ def create_dataset(
     client: Service = UNOPENED,
 ) -> None:
     """Build a dataset; one that failed or was cancelled continues with the remaining files."""
-    dataset = client.create_dataset(read_as(DatasetRequest, file))
+    request = read_as(DatasetRequest, file)
+    dataset = client.create_dataset(request)
     say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
     if not follow:
         return
