@@ -152,10 +152,10 @@ def _parser() -> argparse.ArgumentParser:
 
     profile = commands.add_parser("profile", help="this device's speed at each kind of work, for boost plan")
     profile.add_argument("--model", choices=PRESETS, default="7b", help="preset whose blocks are measured")
-    profile.add_argument("--tp", type=_count, default=4, help="tensor parallel ranks that share one")
-    profile.add_argument("--micro-batch", type=_count, default=1)
-    profile.add_argument("--sequence", type=_count, default=4096)
-    profile.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")
+    profile.add_argument("--tp", type=positive, default=4, help="tensor parallel ranks that share one")
+    profile.add_argument("--micro-batch", type=positive, default=1)
+    profile.add_argument("--sequence", type=positive, default=4096)
+    profile.add_argument("--repeats", type=positive, default=20, help="repetitions of each measurement")
     profile.add_argument("--out", type=Path, default=Path("profile.json"), help="file to write")
 
     job = commands.add_parser("job", help="a job's own steps on this machine's CPUs for a second, for boost plan")
@@ -163,15 +163,16 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--out", type=Path, default=Path("profile.json"), help="file to write")
 
     comm = commands.add_parser("comm", help="collectives among live ranks of one or more nodes, fitted to α + n/β")
-    comm.add_argument("--ranks", type=_count, help="ranks to start here (default: one per GPU, or torchrun's)")
-    comm.add_argument("--largest", type=_count, default=256, help="largest payload in MiB")
+    comm.add_argument("--ranks", type=positive, help="ranks to start here (default: one per GPU, or torchrun's)")
+    comm.add_argument("--largest", type=positive, default=256, help="largest payload in MiB")
     comm.add_argument("--profile", type=Path, help="profile to add the links to, for boost plan; on rank 0's node")
 
-    comm.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")
+    comm.add_argument("--repeats", type=positive, default=20, help="repetitions of each measurement")
     return parser
 
 
-def _count(text: str) -> int:
+def positive(text: str) -> int:
+    """Return the number above 0 that an argument is."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")

@@ -100,7 +100,7 @@ def training_step(
         values, clip = state.graph.run(partial(_reduced, state, size, places))
     else:
         if for_graph:
-            # NCCL requires all ranks to replay or none; and next to a graph's memory is no room for as much again.
+            # NCCL requires all ranks to replay or none; and there is no room for a step's memory twice.
             state.graph.forget()
         values, clip = _reduced(state, size, most_documents(sequences, state.end_of_document))
 

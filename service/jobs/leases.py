@@ -97,7 +97,7 @@ class Leases:
             return None
 
     def renew(self, lease: Lease, seconds: float) -> bool:
-        """Let a lease end so many seconds from now; return whether it was still valid.
+        """Renew a lease for a number of seconds; return whether it was still valid.
 
         After 0 seconds it is given back: another process can take it immediately.
         """

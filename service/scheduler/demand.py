@@ -99,7 +99,7 @@ class Demand:
         return self._within[limit]
 
     def of_gang(self, limit: float | None, *layouts: Layout | None) -> "Demand":
-        """The demand of a gang with some layouts. If its limit is no longer known: at the lowest that fits them."""
+        """The demand of a gang with these layouts; if its limit is unknown, with the lowest that fits them."""
         if limit is None and self.any_kind:
             of_each = (self._needed.get(one) or needed_bytes(self._spec, one, self._machine) for one in layouts if one)
             needed = max(of_each, default=0)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 MOST_FILES = 234  # with code
 MOST_CODE_LINES = 38_000
-MOST_FUNCTIONS = 75  # per 1,000 code lines, as a whole number
+MOST_FUNCTIONS = 75.3  # per 1,000 code lines; 75 is wanted
 LEAST_SHARE_OF_LARGE_FILES = 0.58  # of the code, in files of LARGE code lines and more
 MOST_SMALL_NEIGHBOURS = 8  # modules of at most SMALL code lines that only one module imports, in the same folder
 MOST_IN_CIRCLES = 0  # modules that import themselves by way of others, for type checking included
@@ -98,7 +98,7 @@ def test_files_are_few_and_long() -> None:
 def test_functions_are_few() -> None:
     functions = sum(module.functions for module in modules().values())
     lines = sum(module.code_lines for module in modules().values())
-    assert round(1000 * functions / lines) <= MOST_FUNCTIONS, (
+    assert 1000 * functions / lines <= MOST_FUNCTIONS, (
         "a helper earns its name by two callers, or by the field's use of it"
     )
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from boost_core.bench.__main__ import try_to_write
+from boost_core.bench.__main__ import positive, try_to_write
 from boost_core.bench.rank import RunShape, Variant
 from boost_core.bench.results import FLUSHED_BYTES, NO_GPU, Environment, Row, kernel_seconds, table
 from boost_core.config import Activation, ModelConfig
@@ -429,14 +429,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence", type=positive, default=4096, help="tokens per sequence")
     parser.add_argument("--repeats", type=positive, default=20, help="repetitions of each measurement")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file to append to")
-
-
-def positive(text: str) -> int:
-    """Return the number that an argument is."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
 
 
 def run_checked(options: argparse.Namespace, benchmark: Callable[[argparse.Namespace, torch.device], None]) -> int:

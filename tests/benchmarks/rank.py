@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.architecture import model_flops_per_token
 from boost_core.bench import rank
+from boost_core.bench.__main__ import positive
 from boost_core.bench.rank import WARM_STEPS, RunShape, Step, alone
 from boost_core.bench.results import Environment, Row, kernel_seconds, table, wall_seconds
 from boost_core.config import JobSpec
@@ -32,7 +33,7 @@ from boost_core.kernels.launch import Implementation, always
 from boost_core.plan.throughput import collective_seconds
 from boost_core.terminal import columns_here, print_lines
 from boost_core.train.state import attention_backend
-from tests.benchmarks.kernels import PUBLISHED_SIZES, add_common, append, positive, run_checked
+from tests.benchmarks.kernels import PUBLISHED_SIZES, add_common, append, run_checked
 
 logger = logging.getLogger(__name__)
 
