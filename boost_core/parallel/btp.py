@@ -24,8 +24,9 @@ import torch
 from torch.nn.functional import embedding
 
 from boost_core.architecture import BTP, Sharding
+from boost_core.config.model import Activation
 from boost_core.kernels.fp8_product import PrecomputedRows, QuantisedRows, fp8_product, quantise_columns, quantise_rows
-from boost_core.kernels.latent_epilogue import Epilogue, with_room
+from boost_core.kernels.latent_epilogue import Epilogue, latent_epilogue, with_room
 from boost_core.kernels.launch import Part, precise
 from boost_core.kernels.residual_add import Residual, residual_add
 from boost_core.parallel.activation_offload import HostMemory
@@ -437,15 +438,6 @@ class _Wait(torch.autograd.Function):
         return dh_Tr, ds_T, None
 
 
-def rms_normalize(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
-    """Divide each row by its root mean square, given its sum of squares over ``width``; in the type of ``x``.
-
-    RMSNorm (arXiv 1910.07467) without its scale.
-    """
-    inverse_rms_T = torch.rsqrt(precise(squares_T) / width + epsilon)
-    return (precise(x_Td) * inverse_rms_T.unsqueeze(-1)).to(x_Td.dtype)
-
-
 class BottleneckTensorParallel:
     """The low-rank strategy of BTP over one tensor parallel group; on a group of one it exchanges nothing.
 
@@ -534,10 +526,7 @@ class BottleneckTensorParallel:
             local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
             partial_Tr = (precise(self.deferred.product(local_Td, down_dr, part=part)) * rms_T1).to(x_Td.dtype)
             return PartialLatents(lambda: partial_Tr, squares_T, tokens, part)
-        summed_T = reduce_from_tp(squares_T.clone(), self.communicator, "statistic")
-        summed_T = copy_to_tp(summed_T, self.communicator, "statistic")
-        normed_Td = rms_normalize(x_Td, summed_T, norm.width, norm.epsilon) * norm.scale_d
-        latent_Tr = self.deferred.product(normed_Td, down_dr)
+        latent_Tr = self.deferred.product(self._normed(x_Td, squares_T, norm, "statistic"), down_dr)
         return PartialLatents(lambda: latent_Tr, None, tokens)
 
     def start(self, partial: PartialLatents, epilogue: Epilogue | None = None) -> Callable[[], Latents]:
@@ -577,19 +566,25 @@ class BottleneckTensorParallel:
         return self.deferred.product(z_gTr, up_grf, quantised=quantised, of_gradient=of_gradient, part=part)
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
-        """The normalised hidden vectors, whole on every rank, as input to this rank's part of the head: one all-gather.
+        """The normalised hidden vectors, whole on every rank, as input to this rank's part of the head.
 
-        Each rank's sum of squares travels as an extra column of its shard.
+        Each rank normalises its shard, so one all-reduce of a statistic precedes the all-gather; of its transpose, so
+        that the shards arrive side by side.
         """
         if residual.quantised is not None:
             residual.quantised.take()  # which no product reads
-        scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
-        if squares_T is None:
+        if residual.squares is None:
             raise AssertionError("a sharded residual must come with its sums of squares")
-        payload_Tc = torch.cat((scaled_Td, squares_T.to(scaled_Td.dtype).unsqueeze(-1)), dim=-1)
-        payload_pTc = all_gather_from_tp(payload_Tc, self.communicator, "hidden")
-        whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
-        return rms_normalize(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
+        normed_Td = self._normed(residual.inputs, residual.squares, norm, "hidden")
+        return all_gather_from_tp(normed_Td.T.contiguous(), self.communicator, "hidden").flatten(0, 1).T
+
+    def _normed(self, x_Td: torch.Tensor, squares_T: torch.Tensor, norm: NormWeights, purpose: str) -> torch.Tensor:
+        """The norm of this rank's shard: an all-reduce of the statistic, and backward one of its gradient."""
+        dtype = torch.promote_types(squares_T.dtype, torch.float32)
+        summed_T = reduce_from_tp(squares_T.to(dtype, copy=True), self.communicator, purpose)
+        summed_T = copy_to_tp(summed_T, self.communicator, purpose)
+        normed_1Td = latent_epilogue(x_Td, summed_T, 1, norm.width, norm.epsilon, Activation.LINEAR)
+        return normed_1Td.squeeze(0) * norm.scale_d
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """The embedding as a head, ``[d, V]``: some columns of all rows become all columns of some rows.

@@ -250,10 +250,8 @@ class Activations:
         hidden, element = self.model.hidden_size, self.element_bytes
         loss = 8 + PRECISE + PRECISE // self._rows  # the target's index, the log-sum-exp, and the norm's statistic
         norm = (self.residual + hidden) * element
-        if self.sharding.residual:
-            norm += 0 if self.kernels else self.residual * self._fp32_copy
-            # The gathered vectors in fp32, once scaled; on one rank a view with the statistic next to it.
-            return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
+        if self.sharding.residual:  # its normed shard, too, before it is scaled by γ
+            return norm + loss + self.residual * max(element, 0 if self.kernels else 2 * self._fp32_copy)
         return norm + loss + (0 if self.kernels else self.residual * (self._composite_norm - self._freed))
 
     def _whole_block(self, crossed: bool) -> int:
@@ -727,10 +725,9 @@ class PipelineRank:
             tied = PRECISE + element + max(copied, element if each.sharding.residual else 0)
             gradients = tied if model.tie_embeddings else element + copied  # else added to the gradient's sum
             self._head = tokens * each.head() + self._logits + gradients * table
-            # Gradients in fp32: of the scaled rows, of the rows, and the summands of their scales' gradients. Torch's
-            # kernel has its input and output; composed of torch's operations, each summand is separate.
-            of_norm = 3 * PRECISE if each.sharding.residual else 2 * element if each.kernels else 5 * PRECISE
-            self._head_norm = tokens * (each.head() + of_norm * model.hidden_size)
+            # Gradients of the norm's output and input; composed of torch's operations, each summand is separate.
+            of_norm = 2 * element if each.kernels else 5 * PRECISE
+            self._head_norm = tokens * (each.head() + of_norm * each.residual)
 
         # LORO holds all factors' directions at once; Muon one factor's and its Gram matrices, also in float64.
         self._update = 0

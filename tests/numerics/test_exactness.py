@@ -11,7 +11,7 @@ from boost_core.config import Activation, ModelConfig, ParallelismConfig
 from boost_core.config.parallelism import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_add
-from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights, rms_normalize
+from boost_core.parallel.btp import BottleneckTensorParallel, NormWeights
 from boost_core.parallel.communicator import CommunicationLedger, Communicator
 from tests.numerics import reference
 from tests.numerics.sharded import (
@@ -206,7 +206,8 @@ def input_gradient(norm: str) -> torch.Tensor:
     partial = strategy.partial_latents(residual.inputs, residual.squares, down_d1r, weights)
     h_Tr, squares_T = strategy.start(partial)()
     z_Tr = latent_epilogue(h_Tr, squares_T, 1, width, 1e-6, Activation.LINEAR)[0]
-    output_Td = z_Tr @ up_rd + rms_normalize(residual.inputs, squares_T, width, 1e-6) * scale_d
+    normed_Td = latent_epilogue(residual.inputs, squares_T, 1, width, 1e-6, Activation.LINEAR)[0]
+    output_Td = z_Tr @ up_rd + normed_Td * scale_d
     output_Td.square().mul(torch.arange(len(x_Td)).unsqueeze(1)).sum().backward()
     return x_Td.grad
 
