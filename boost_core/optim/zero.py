@@ -255,6 +255,7 @@ class ParamGroup:
         sums: Each weight's sum of gradients; empty where buckets have memory only until they are reduced.
         lends_buckets: Whether they have.
         lent: The sums in buckets that have not been sent.
+        norms: Where ``squares`` expects the norms of each weight's whole blocks, if this replica keeps the whole group.
         with_norm: How many elements of the step's reduced gradients have entered what ``squares`` returns.
     """
 
@@ -289,6 +290,7 @@ class ParamGroup:
         self.lends_buckets, self.lent = self._gradient is None, dict[int, torch.Tensor]()
         # Norms of blocks, padded to whole blocks of them; and how many elements have one.
         self._norms, self.with_norm = full.new_zeros(-(-end // BLOCK**2) * BLOCK), 0
+        self.norms = {name: self._norms[lo // BLOCK : hi // BLOCK] for name, (lo, hi) in self._layout.ranges.items()}
 
         offloaded = offloaded_elements(end, offload)
         self._resident, self._staging = end - offloaded, staging or Staging(device)
@@ -351,12 +353,11 @@ class ParamGroup:
 
     def clear_moments(self) -> None:
         """Set all moments to zero."""
-        for moment in (self.first_moment, self.second_moment):
-            moment.zero_()
         if self.tier:
             self._staging.wait()
-            for name in self.tier.keys() - {"master"}:
-                self.tier[name].zero_()
+        away = (self.tier[name] for name in self.tier.keys() - {"master"})
+        for moment in (self.first_moment, self.second_moment, *away):
+            moment.zero_()
 
     def _through(self, *quantities: str, store: bool = True) -> Iterator[tuple[slice, slice, list[torch.Tensor]]]:
         """Go through quantities of this replica's state: first those on the device, then the host's, chunk by chunk.
@@ -436,10 +437,8 @@ class ParamGroup:
                 if first:
                     sums.zero_()
                 part.of(sums).add_(gradient)
-            elif first:
-                sums.copy_(gradient.reshape(sums.shape))
             else:
-                sums.add_(gradient.reshape(sums.shape))
+                (sums.copy_ if first else sums.add_)(gradient.reshape(sums.shape))
             return
         if part is not None:  # a bucket may end anywhere in a weight
             whole = gradient.new_zeros(self._layout.shapes[name])
@@ -464,15 +463,10 @@ class ParamGroup:
         """
         here = self.buckets[bucket]
         local = self.own_gradient[self._places[bucket] if self.sharded else here]
-        if self._gradient is not None:
-            if self.sharded:
-                return self._replicas.start_reduce_scatter(local, self._gradient[here], "gradients").wait
-            return self._replicas.start_all_reduce_(local, "gradients").wait
-
-        memory = self._memory_of(bucket)
-        del self.lent[bucket]
+        memory = self._memory_of(bucket) if self._gradient is None else self._gradient[here]
+        self.lent.pop(bucket, None)
         if self.sharded:
-            received = torch.empty_like(local)
+            received = torch.empty_like(local) if self._gradient is None else local
             pending = self._replicas.start_reduce_scatter(received, memory, "gradients")
         else:
             received, pending = memory, self._replicas.start_all_reduce_(memory, "gradients")
@@ -481,7 +475,7 @@ class ParamGroup:
             pending.wait()
             local.add_(received)
 
-        return add
+        return pending.wait if self._gradient is not None else add
 
     def _memory_of(self, bucket: int) -> torch.Tensor:
         if bucket not in self.lent:
@@ -530,8 +524,7 @@ class ParamGroup:
     def round_masters(self) -> None:
         """Round the masters into the model's weights, on all replicas."""
         for here, place, (master,) in self._through("master", store=False):
-            weight = self._weight_of(here, place)
-            if weight is not None:
+            if (weight := self._weight_of(here, place)) is not None:
                 weight.copy_(master)
         self.publish()
 
@@ -687,7 +680,6 @@ class Gradients:
         """
         deferred.clear()
         self._under_way.clear()
-        self._unscaled.clear()
         for group in self._groups:
             group.lent.clear()
 
@@ -719,24 +711,29 @@ class Gradients:
         self._has_come(name)
         return True
 
-    def _unscale(self, name: str) -> None:
-        """Convert the sum of a scaled weight's gradients into the weight's and its scale's."""
-        scale = self._unscaled.pop(name)
-        sums, scale_sums = (self._group_of[each].sums.get(each) for each in (name, scale))
+    def _unscale(self, name: str) -> bool:
+        """Convert the sum of a scaled weight's gradients into the weight's and its scale's.
+
+        Returns:
+            Whether its norms were computed in the same pass.
+        """
+        scale, group = self._unscaled.pop(name), self._group_of[name]
         weight, scale_d = self._weights[name](), self._weights[scale]()
-        if sums is None or scale_sums is None or weight is None or scale_d is None:
-            raise AssertionError("its buckets are lent, or it is gone")
-        sum_dc = sums.view(len(scale_d), -1)
+        if weight is None or scale_d is None:
+            raise AssertionError("it is gone")
+        sum_dc, scale_sums = group.sums[name].view(len(scale_d), -1), self._group_of[scale].sums[scale]
         is_first, weight_dc = not self._arrivals[scale], weight.detach().view(sum_dc.shape)
-        unscale_(sum_dc, weight_dc, scale_d.detach(), scale_sums, is_first)
+        norms = group.norms[name] if group is self._squares_of and sum_dc.shape[1] % BLOCK == 0 else None
+        unscale_(sum_dc, weight_dc, scale_d.detach(), scale_sums, is_first, norms)
         self._has_come(scale)
+        group.with_norm += 0 if norms is None else sum_dc.numel()
+        return norms is not None
 
     def _settle(self) -> None:
         """Do what is left to do with gradients of which all have come."""
-        for name in self._complete:  # to which the scales are added
-            if name in self._unscaled:
-                self._unscale(name)
-        complete, self._complete = self._complete, []
+        # To the complete ones the scales are added meanwhile.
+        complete = [name for name in self._complete if name not in self._unscaled or not self._unscale(name)]
+        self._complete = []
         if self._squares_of is not None:
             self._squares_of.add_squares([name for name in complete if self._group_of[name] is self._squares_of])
 

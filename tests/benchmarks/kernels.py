@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,15 +241,16 @@ def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     gradient_dc, dscale_d = draw.normal(sizes.hidden, sizes.mlp, precise=True), draw.normal(sizes.hidden, precise=True)
     weight_dc, scale_d = draw.normal(sizes.hidden, sizes.mlp), draw.normal(sizes.hidden)
 
-    def unscale(begins: bool, *tensors: torch.Tensor) -> Tensors:
+    def unscale(begins: bool, blocks: int, *tensors: torch.Tensor) -> Tensors:
         gradient_dc, weight_dc, scale_d, dscale_d = tensors
-        unscale_(gradient_dc, weight_dc, scale_d, dscale_d, begins)
-        return gradient_dc, dscale_d
+        norms = torch.empty(blocks, dtype=gradient_dc.dtype, device=gradient_dc.device) if blocks else None
+        unscale_(gradient_dc, weight_dc, scale_d, dscale_d, begins, norms)
+        return (gradient_dc, dscale_d) if norms is None else (gradient_dc, dscale_d, norms)
 
-    read_and_written = gradient_dc.nbytes * 2 + weight_dc.nbytes
-    for name, begins in (("", True), (", added", False)):
+    read_and_written, blocks = gradient_dc.nbytes * 2 + weight_dc.nbytes, gradient_dc.numel() // gcd(sizes.mlp, 64)
+    for name, begins, count in (("", True, 0), (", added", False, 0), (", norms", False, blocks)):
         tensors = gradient_dc, weight_dc, scale_d, dscale_d
-        yield Case(f"unscale{name}", tensors, (), partial(unscale, begins), read_and_written)
+        yield Case(f"unscale{name}", tensors, (), partial(unscale, begins, count), read_and_written)
 
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)

@@ -27,12 +27,12 @@ KERNELS = {
 }
 # At a latent of 1024 and a vocabulary shard of 8000, as in the 7B preset at tp 4.
 SIZES = {"BLOCK": 1024, "COUNT": 3, "HALF": 64, "COLUMNS": 16, "DEPTH": 128, "WORLD": 4, "LANES": 4,
-         "ACTIVATION": "silu"}  # fmt: skip
+         "PART": 64, "ACTIVATION": "silu"}  # fmt: skip
 BLOCKS = {"cross_entropy_row_statistics": 8192, "scaled_weight_unscale": 4096, "symmetric_sum_sum": 2048,
           "symmetric_sum_spread": 2048}  # fmt: skip
 WITHOUT_ROWS = {"rotary_rotate", "symmetric_sum_meet"}
 PRECISE = {"s_ptr", "row_scale_ptr", "ds_ptr", "log_sum_ptr", "target_logit_ptr", "dloss_ptr", "dlog_sum_ptr",
-           "mean_ptr", "inverse_std_ptr",
+           "mean_ptr", "inverse_std_ptr", "norms_ptr",
            "cosine_ptr", "sine_ptr",
            "clip_ptr", "dscale_ptr", "dshift_ptr", "master_ptr", "gradient_ptr", "first_ptr", "second_ptr"}  # fmt: skip
 REAL = {"epsilon", "norm_epsilon", "sign", "keep", "rate", "first_decay", "first_share", "second_decay", "second_share",

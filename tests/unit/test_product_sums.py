@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.data.corpus import Sampler, load_corpus
+from boost_core.kernels.scaled_weight import unscale_
 from boost_core.optim.zero import adds_products
 from boost_core.parallel.btp import GradientSinks
 from boost_core.train.state import TrainState
@@ -182,24 +183,40 @@ def test_buckets_are_sent_once_they_are_unscaled(ranks: Ranks, tmp_path: Path) -
         assert difference <= (128 + 192) * 2**-24 and added > 0
 
 
-def squared(folder: Path) -> tuple[float, float, int]:
-    """The norm of a third step's gradients as it reports it and as they have it, and how many parts it was taken in."""
-    spec = tiny_job(folder, "unused", training={"precision": "bf16", "global_batch_size": 4})
-    state, sampler = TrainState.initial(spec, CPU), Sampler(load_corpus(spec.data, 32), 32, 0)
-    for _ in range(3):
-        state.inputs.write(sampler.sequences(0, 4), 1e9, (False,) * 5)
-        with AddingProducts() as adding:
+def squared(folder: Path, rank: int) -> tuple[float, float, int, int, bool]:
+    """A third step's norm of gradients as it reports it and as they have it, and how it was computed.
+
+    That is: in how many parts, for how many weights as they were unscaled, and whether of each gradient once.
+    """
+    training = {"precision": "bf16", "global_batch_size": 4}
+    spec = tiny_job(folder, "unused", training=training, model={"rank": rank})
+    adds_products.cache_clear()
+    with AddingProducts():
+        state, sampler = TrainState.initial(spec, CPU), Sampler(load_corpus(spec.data, 32), 32, 0)
+    adds_products.cache_clear()
+    for index in range(3):  # of other sequences each, so that no norm is right that an earlier step has left
+        state.inputs.write(sampler.sequences(4 * index, 4), 1e9, (False,) * 5)
+        with AddingProducts() as adding, patch("boost_core.optim.zero.unscale_", Mock(wraps=unscale_)) as unscale:
             results, _ = _reduced(state, 4, 1)
     tensor, squares = state.process_groups.tensor, torch.zeros((), dtype=torch.float64)
     for group in state.optimizer.groups:
         if group.kind.split or tensor.rank == 0:
             squares += group.own_gradient.double().square().sum()
-    return results[1].item(), tensor.all_reduce_(squares, "expected").sqrt().item(), adding.calls["linalg_vector_norm"]
+    unscaled = sum(call.args[-1] is not None for call in unscale.call_args_list)
+    once = all(group.with_norm == len(group.own_gradient) for group in state.optimizer.groups)
+    expected = tensor.all_reduce_(squares, "expected").sqrt().item()
+    return results[1].item(), expected, adding.calls["linalg_vector_norm"] - unscaled, unscaled, once
 
 
 @pytest.mark.full
 def test_squares_are_taken_of_all_gradients_while_the_ranks_wait(ranks: Ranks, tmp_path: Path) -> None:
-    for found, expected, parts in ranks.run(2, squared, write_corpus(tmp_path / "corpus")):
+    corpus = write_corpus(tmp_path / "corpus")
+    # Rows of whole blocks of 64 have their norms as they are unscaled: gate-up's at rank 32, query-key-value's at none.
+    for found, expected, _, unscaled, once in ranks.run(2, squared, corpus, 32):
         assert found == pytest.approx(expected, rel=1e-6)
+        assert once and unscaled == BLOCKS
+    for found, expected, parts, unscaled, once in ranks.run(2, squared, corpus, 8):
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert once and not unscaled
         # One in each block's largest exchange, one for the rest and one for the other group, and two of these norms.
         assert parts == BLOCKS + 4
