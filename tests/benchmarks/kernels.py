@@ -248,9 +248,9 @@ def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
         return (gradient_dc, dscale_d) if norms is None else (gradient_dc, dscale_d, norms)
 
     read_and_written, blocks = gradient_dc.nbytes * 2 + weight_dc.nbytes, gradient_dc.numel() // gcd(sizes.mlp, 64)
-    for name, begins, count in (("", True, 0), (", added", False, 0), (", norms", False, blocks)):
+    for name, begins, with_norm in (("", True, 0), (", added", False, 0), (", norms", False, blocks)):
         tensors = gradient_dc, weight_dc, scale_d, dscale_d
-        yield Case(f"unscale{name}", tensors, (), partial(unscale, begins, count), read_and_written)
+        yield Case(f"unscale{name}", tensors, (), partial(unscale, begins, with_norm), read_and_written)
 
     x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
     scale_r = draw.normal(sizes.rank)
