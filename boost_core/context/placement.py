@@ -327,20 +327,11 @@ def place(window: Window, ranks: int, how: str) -> Placement:
         how: One of ``PLACEMENTS``.
 
     Raises:
-        ValueError: The placement is unknown, or the ranks do not divide the chunks.
+        ValueError: The ranks do not divide the chunks.
     """
-    if how not in PLACEMENTS:
-        raise ValueError(f"there is no placement {how!r}; there are {', '.join(PLACEMENTS)}")
     if ranks < 1 or window.chunks % ranks:
         raise ValueError(f"{ranks} ranks must divide the window's {window.chunks} chunks of {window.chunk_tokens}")
     return PLACEMENTS[how](window, ranks)
-
-
-def zigzag(window: Window, ranks: int) -> Placement:
-    """A piece from the front and one from the back: balanced for a single causal sequence, as in rings."""
-    count = window.chunks // ranks
-    fronts = [rank for rank in range(ranks) for _ in range(count // 2)]
-    return fronts + [rank for rank in reversed(range(ranks)) for _ in range(count - count // 2)]
 
 
 def heap(window: Window, ranks: int) -> Placement:
@@ -360,9 +351,6 @@ def heap(window: Window, ranks: int) -> Placement:
 PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = {
     # Neighbours together: sends least, but the rank with the end of a long document has most to compute.
     "contiguous": lambda window, ranks: [chunk * ranks // window.chunks for chunk in range(window.chunks)],
-    "zigzag": zigzag,
-    # Round robin, as MTraining does for attention along diagonals.
-    "striped": lambda window, ranks: [chunk % ranks for chunk in range(window.chunks)],
     "heap": heap,
     "near": locality_placement,
     "loose": partial(locality_placement, even=LOOSE),

@@ -123,32 +123,14 @@ class Rates:
     """What a rank does per second while all ranks are at work.
 
     Attributes:
-        flops: FLOPs of attention over long pieces, and of products.
+        flops: FLOPs of attention, whose kernels process all pieces of a stage at once, and of products.
         node_bytes: Bytes to ranks of its node, in one direction.
         fabric_bytes: Bytes to ranks of other nodes.
-        by_piece: Whether kernels process each chunk separately, so that attention over short ones is slower.
     """
 
     flops: float
     node_bytes: float
     fabric_bytes: float
-    by_piece: bool = True
-
-
-def efficiency(piece_tokens: float) -> float:
-    """The share of the full rate that attention reaches if documents are cut into pieces of this many tokens.
-
-    A quarter at 512 (FCP, arXiv 2605.08524), 90 % at 2K, all from 4K; interpolated on a logarithmic scale in between,
-    and proportional below. This is for single blocks on one kind of GPU. Kernels that process many pieces at once are
-    reported to lose nothing from 128 tokens on (DistCA, arXiv 2510.18121), so this is a conservative estimate.
-    """
-    points = ((512, 0.25), (2048, 0.9), (4096, 1.0))
-    if piece_tokens <= points[0][0]:
-        return points[0][1] * piece_tokens / points[0][0]
-    for (low, share), (high, more) in pairwise(points):
-        if piece_tokens <= high:
-            return share + (more - share) * math.log(piece_tokens / low) / math.log(high / low)
-    return 1.0
 
 
 # What ranks send each other, and when: in rounds, in each of which a rank sends and receives at most once.
@@ -354,7 +336,6 @@ def figures(
         queries_received[transfer.receiver] += seconds
         query_tokens[transfer.receiver] += size
 
-    attention_flops = rates.flops * (efficiency(size) if rates.by_piece else 1.0)
     slowest = []
     for backward in (False, True):
         # The backward pass has two and a half times the products and twice the bytes; projecting again, the latents'
@@ -362,7 +343,7 @@ def figures(
         times, ways, projections = (BACKWARD, 2, 3) if backward else (1.0, 1, 1)
         of_ranks = []
         for rank in ranks:
-            attended = [times * (layer.flops(area) / attention_flops) for area in plan.stage_areas[rank]]
+            attended = [times * (layer.flops(area) / rates.flops) for area in plan.stage_areas[rank]]
             for number, seconds in enumerate(projected[rank], start=1):
                 attended[number] += projections * seconds
             wires = [ways * max(both) for both in zip(received[rank], sent[rank], strict=True)]

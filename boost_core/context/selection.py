@@ -133,7 +133,7 @@ class ContextPlanner:
         # Within a kernel's call short pieces lose little, and what does not depend on the placement need not be
         # counted.
         node, fabric = levels[0].link.bytes_per_second, levels[-1].link.bytes_per_second
-        rates = Rates(machine.profile.attention_flops, node, fabric, by_piece=False)
+        rates = Rates(machine.profile.attention_flops, node, fabric)
         return cls(
             ranks, chunk_tokens(length, ranks), None if window is None or window >= length else window,
             attention_layer(job), rates, sent_between_nodes(job, machine.cluster),

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import product
 from textwrap import wrap
 
-from boost_core.context.placement import PLACEMENTS, Window, areas, local_tasks, moved_tasks, place
-from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Rates, busiest, figures
-from tests.benchmarks.context_methods import METHODS, Taken, Work
+from boost_core.context.placement import Window, areas, local_tasks, moved_tasks, place
+from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Rates, busiest
+from tests.benchmarks.context_methods import METHODS, Taken, Work, by_piece
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.lengths import LENGTHS, LONGEST, MEASURED, documents_of
+from tests.placements import OTHERS, placed
 
 WINDOWS = (  # of what, tokens, ranks, tokens of a chunk
     ("wlbllm", 2**17, 8, 1024), ("wlbllm", 2**17, 32, 512), ("wlbllm", 2**19, 32, 1024),
@@ -24,6 +25,7 @@ WINDOWS = (  # of what, tokens, ranks, tokens of a chunk
 )  # fmt: skip
 DRAWS = 20
 STAGES, MOVED = (2, 3, 4), "moved"
+PLACEMENTS = ("contiguous", *OTHERS, "heap", "near", "loose")
 RANK_TOKENS = 2**15
 GROUP = LONGEST // RANK_TOKENS
 WORLDS = {16: 4, 64: 2, 256: 1}  # ranks, and how many draws
@@ -50,7 +52,7 @@ def balance() -> Iterator[list[str]]:
 
 
 def _balance(window: Window, ranks: int, how: str) -> tuple[float, float, float]:
-    placement = place(window, ranks, "contiguous" if how == MOVED else how)
+    placement = placed(window, ranks, "contiguous" if how == MOVED else how)
     tasks = moved_tasks(window, placement, ranks) if how == MOVED else local_tasks(window, placement)
     sent = ContextPlan(window, ranks, placement, tasks, 1).keys
     most = max(areas(window, tasks, ranks))
@@ -83,7 +85,7 @@ class Simulated:
         found = {"ideal": Taken(work.ideal, 1.0)} | {name: rule(work) for name, rule in METHODS.items()}
         exchanges: Sequence[Exchange] = ("keys", "latents") if layer.rank else ("keys",)
         for exchange in exchanges:
-            best = min((figures(plan, layer, rates, exchange) for plan in self.plans), key=lambda each: each.seconds)
+            best = min((by_piece(plan, layer, rates, exchange) for plan in self.plans), key=lambda each: each.seconds)
             found[f"ours, {exchange}"] = Taken(best.seconds, best.imbalance)
         return found
 
@@ -92,7 +94,7 @@ def plans(documents: Sequence[int], ranks: int, chunk_tokens: Sequence[int]) -> 
     """All that there are with chunks of these sizes: by each placement, and with tasks moved from a contiguous one."""
     for size, how in product(chunk_tokens, (*PLACEMENTS, MOVED)):
         window = Window(tuple(documents), size)
-        placement = place(window, ranks, "contiguous" if how == MOVED else how)
+        placement = placed(window, ranks, "contiguous" if how == MOVED else how)
         tasks = moved_tasks(window, placement, ranks) if how == MOVED else local_tasks(window, placement)
         for count in STAGES:
             yield ContextPlan(window, ranks, placement, tasks, count)

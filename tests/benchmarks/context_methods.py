@@ -8,19 +8,54 @@ proportion below, as a tile then has rows to spare. Forward and backward: two an
 bytes.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 
 from boost_core.context.placement import Window, areas, local_tasks, place
-from boost_core.context.plan import BACKWARD, AttentionLayer, ContextPlan, Figures, Rates, busiest, figures
+from boost_core.context.plan import BACKWARD, AttentionLayer, ContextPlan, Exchange, Figures, Rates, busiest, figures
 from tests.benchmarks.lengths import triangle
+from tests.placements import zigzag
 
 DISTCA_SLACK = 0.10
 TILE = 128  # tokens: shorter pieces fill none, and DistCA cuts none
 FCP_BLOCK, FCP_COALESCED = 4096, 16
+
+
+def efficiency(piece_tokens: float) -> float:
+    """The share of the full rate that attention reaches if documents are cut into pieces of this many tokens.
+
+    A quarter at 512 (FCP, arXiv 2605.08524), 90 % at 2K, all from 4K; interpolated on a logarithmic scale in between,
+    and proportional below. This is for single blocks on one kind of GPU. Kernels that process many pieces at once are
+    reported to lose nothing from 128 tokens on (DistCA, arXiv 2510.18121), so this is a conservative estimate.
+    """
+    points = ((512, 0.25), (2048, 0.9), (4096, 1.0))
+    if piece_tokens <= points[0][0]:
+        return points[0][1] * piece_tokens / points[0][0]
+    for (low, share), (high, more) in pairwise(points):
+        if piece_tokens <= high:
+            return share + (more - share) * math.log(piece_tokens / low) / math.log(high / low)
+    return 1.0
+
+
+@dataclass(frozen=True)
+class _Slower(AttentionLayer):
+    """A layer whose kernels process each chunk separately, so that attention over short ones takes longer."""
+
+    chunk_tokens: int = 1
+
+    def flops(self, area: float) -> float:
+        return super().flops(area) / efficiency(self.chunk_tokens)
+
+
+def by_piece(
+    plan: ContextPlan, layer: AttentionLayer, rates: Rates, exchange: Exchange = "keys", node_ranks: int = 1
+) -> Figures:
+    """The ``figures`` of a plan if kernels process each chunk separately."""
+    return figures(plan, _Slower(**vars(layer), chunk_tokens=plan.window.chunk_tokens), rates, exchange, node_ranks)
 
 
 @dataclass(frozen=True)
@@ -144,7 +179,7 @@ def wlb(work: Work) -> Taken:
         size = 2 * work.group
         filled = (*documents, -sum(documents) % size) if sum(documents) % size else tuple(documents)
         whole = Window(filled, sum(filled) // size)
-        loads = areas(whole, local_tasks(whole, place(whole, work.group, "zigzag")), work.group)
+        loads = areas(whole, local_tasks(whole, zigzag(whole, work.group)), work.group)
         best = min(work.attention(max(loads), whole.chunk_tokens), _per_document(work, whole))
         gathered = work.sending((work.group - 1) * (window.tokens - left) / work.group)
         attention.append(best)
@@ -167,7 +202,7 @@ def _heap(work: Work, chunk_tokens: int, stages: Callable[[int], int]) -> Figure
     window = Window(work.together.documents, chunk_tokens)
     placement = place(window, work.ranks, "heap")
     plan = ContextPlan(window, work.ranks, placement, local_tasks(window, placement), 1)
-    return figures(replace(plan, stages=stages(busiest(plan.keys))), work.layer, work.rates)
+    return by_piece(replace(plan, stages=stages(busiest(plan.keys))), work.layer, work.rates)
 
 
 def _of_figures(found: Figures) -> Taken:

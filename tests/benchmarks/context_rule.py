@@ -7,7 +7,7 @@ compared on others of the same lengths. Everything is predicted, and nothing is 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from textwrap import wrap
 
@@ -17,6 +17,7 @@ from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Rates
 from boost_core.context.selection import ContextPlanner
 from boost_core.hardware import LINKS, LOOPBACK, device_named
 from boost_core.plan.machine import Profile, of_cores
+from tests.benchmarks.context_methods import by_piece
 from tests.benchmarks.figures import FIGURES, provenance, table
 from tests.benchmarks.lengths import MEASURED, documents_of
 
@@ -64,15 +65,15 @@ class Case:
         kind, draw = drawn
         return (self.tokens,) if kind == "one" else documents_of(kind, self.tokens, draw)
 
-    def seconds(self, plan: ContextPlan, by_piece: bool) -> float:
-        """Of a layer's attention."""
-        rates = replace(self.rates, by_piece=by_piece)
-        return figures(plan, self.layer, rates, self.exchange, self.node_ranks).seconds
+    def seconds(self, plan: ContextPlan, apart: bool) -> float:
+        """Of a layer's attention, by kernels that process chunks apart or together."""
+        of_plan = by_piece if apart else figures
+        return of_plan(plan, self.layer, self.rates, self.exchange, self.node_ranks).seconds
 
     def dealing(self) -> ContextPlanner:
         """What the trainer does."""
-        rates, size = replace(self.rates, by_piece=False), chunk_tokens(self.tokens, self.ranks)
-        return ContextPlanner(self.ranks, size, None, self.layer, rates, self.exchange, self.node_ranks)
+        size = chunk_tokens(self.tokens, self.ranks)
+        return ContextPlanner(self.ranks, size, None, self.layer, self.rates, self.exchange, self.node_ranks)
 
 
 CASES = (
@@ -110,13 +111,11 @@ def compared(case: Case) -> Iterator[str]:
     drawn = [*ONE, *CHOOSE, *COMPARE]
     found = {each: dict(ways(case, case.documents(each))) for each in drawn}
     ours = {each: case.dealing().plan(case.documents(each)) for each in drawn}
-    for by_piece in (False, True):
-        timed = {
-            each: {way: case.seconds(plan, by_piece) for way, plan in plans.items()} for each, plans in found.items()
-        }
+    for apart in (False, True):
+        timed = {each: {way: case.seconds(plan, apart) for way, plan in plans.items()} for each, plans in found.items()}
         for choose_by, compare_on in ((ONE, ONE), (CHOOSE, COMPARE)):
             best = min(timed[ONE[0]], key=lambda way: _mean([timed[each][way] for each in choose_by]))
-            ratio = _mean([case.seconds(ours[each], by_piece) / timed[each][best] for each in compare_on])
+            ratio = _mean([case.seconds(ours[each], apart) / timed[each][best] for each in compare_on])
             yield f"{ratio:.2f} ({', '.join(map(str, best))})"
     uneven = [max(plan.loads) * plan.ranks / plan.window.area for plan in ours.values()]
     yield f"{max(uneven):.2f}"

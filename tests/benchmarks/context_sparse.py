@@ -134,7 +134,7 @@ def seconds(found: Simulated, layer: AttentionLayer, key_heads: int, fabric: flo
 
 def dense_seconds(layer: AttentionLayer, fabric: float) -> float:
     """Ours without a mask, with what takes less on the wire, as ``exchange: auto`` has it."""
-    rates = Rates(FLOPS, NODE, fabric, by_piece=False)
+    rates = Rates(FLOPS, NODE, fabric)
     exchanges: Sequence[Exchange] = ("keys", "latents") if layer.rank else ("keys",)
     found = []
     for exchange in exchanges:

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import Attended, StageAttention
-from boost_core.context.placement import PLACEMENTS, Window, local_tasks, moved_tasks, place
+from boost_core.context.placement import PLACEMENTS, Window, local_tasks, moved_tasks
 from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
 from boost_core.model.attention import one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import attended
 from tests.numerics.flash_on_cpu import flash_on_cpu
+from tests.placements import OTHERS, placed
 from tests.ranks import Ranks
 
 HEAD = 8
@@ -50,7 +51,7 @@ class Case:
 
 
 def planned(window: Window, ranks: int, how: str | list[int], stages: int, moved: bool = False) -> ContextPlan:
-    placement = place(window, ranks, how) if isinstance(how, str) else how
+    placement = placed(window, ranks, how) if isinstance(how, str) else how
     tasks = moved_tasks(window, placement, ranks) if moved else local_tasks(window, placement)
     return ContextPlan(window, ranks, placement, tasks, stages)
 
@@ -63,7 +64,7 @@ def cases(draw: st.DrawFn, ranks: int) -> Case:
     lengths = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
     window = Window(lengths, size, draw(st.none() | st.integers(1, tokens)))
     drawn = draw(st.permutations([rank for rank in range(ranks) for _ in range(each)]))
-    how = draw(st.sampled_from([*PLACEMENTS, drawn]))
+    how = draw(st.sampled_from([*PLACEMENTS, *OTHERS, drawn]))
     of_keys = draw(st.integers(1, 2))
     plan = planned(window, ranks, how, draw(st.integers(1, 4)), draw(st.booleans()))
     return Case(plan, of_keys * draw(st.integers(1, 2)), of_keys)

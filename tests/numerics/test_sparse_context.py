@@ -19,6 +19,7 @@ from boost_core.context.sparse import Lines, SparseAttention, Tally, find_lines
 from boost_core.context.sparse_parallel import SparseContextAttention, SparseIndex
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry, Pending
 from tests.numerics.attended import attended
+from tests.placements import placed
 from tests.ranks import Ranks
 
 CPU, HEAD = torch.device("cpu"), 16
@@ -46,7 +47,7 @@ class Case:
     @property
     def plan(self) -> ContextPlan:
         window = Window(self.documents, self.chunk, None, self.config.from_length, self.budget)
-        placement = place(window, self.ranks, self.how)
+        placement = placed(window, self.ranks, self.how)
         return ContextPlan(window, self.ranks, placement, local_tasks(window, placement), 3)
 
     def drawn(self, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -7,9 +7,10 @@ import pytest
 from boost_core.config import JobSpec
 from boost_core.config.parallelism import ContextConfig
 from boost_core.context.placement import Window, local_tasks, moved_tasks, place
-from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, busiest, efficiency, figures
+from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, busiest, figures
 from boost_core.context.selection import ContextPlanner
 from boost_core.plan.machine import machine_for
+from tests.benchmarks.context_methods import by_piece, efficiency
 from tests.benchmarks.lengths import documents_of
 
 LAYER = AttentionLayer(hidden_size=4096, key_size=4096, heads=32, rank=1024, tensor_parallel_size=8)
@@ -161,7 +162,7 @@ def test_the_rate_of_pieces() -> None:
 
 
 def dealing(rates: Rates = RATES, layer: AttentionLayer = GROUPED) -> ContextPlanner:
-    return ContextPlanner(8, 2048, None, layer, replace(rates, by_piece=False))
+    return ContextPlanner(8, 2048, None, layer, rates)
 
 
 def test_what_is_even_is_taken_where_links_are_fast_and_what_sends_least_where_they_are_slow() -> None:
@@ -195,8 +196,8 @@ def test_kernels_that_take_pieces_together_have_their_full_rate_on_short_ones() 
     window = Window((4 * 512,), 512)
     placement = place(window, 1, "contiguous")
     alone = ContextPlan(window, 1, placement, local_tasks(window, placement), 1)
-    by_piece, together = (figures(alone, LAYER, replace(RATES, by_piece=each)).seconds for each in (True, False))
-    assert by_piece == pytest.approx(4 * together)
+    apart, together = (of_plan(alone, LAYER, RATES).seconds for of_plan in (by_piece, figures))
+    assert apart == pytest.approx(4 * together)
     assert together == pytest.approx(3.5 * LAYER.flops(window.area) / RATES.flops)
 
 
@@ -211,6 +212,6 @@ def test_jobs_deal_by_their_machine_and_their_nodes() -> None:
     machine = machine_for(job.resources, "bf16")
     found = ContextPlanner.of(job, machine)
     assert (found.ranks, found.chunk, found.sees, found.exchange, found.node_ranks) == (4, 4096, 65536, "latents", 2)
-    assert found.rates == Rates(machine.profile.attention_flops, 240e9, 20e9, by_piece=False)
+    assert found.rates == Rates(machine.profile.attention_flops, 240e9, 20e9)
     everywhere = job.parallelism.model_copy(update={"context": ContextConfig(exchange="latents")})
     assert ContextPlanner.of(job.model_copy(update={"parallelism": everywhere}), machine).node_ranks == 1

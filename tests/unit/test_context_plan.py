@@ -30,6 +30,7 @@ from boost_core.context.plan import (
     rounds,
 )
 from tests.benchmarks.lengths import MEASURED, documents_of
+from tests.placements import zigzag
 
 
 def chunk_pairs(window: Window) -> list[list[int]]:
@@ -180,13 +181,13 @@ def test_moved_tasks_make_no_rank_heavier_than_the_heaviest(plan: ContextPlan) -
 def test_zigzag_is_torchs(chunks: int, ranks: int) -> None:
     order = _HeadTailLoadBalancer(chunks, ranks, "cpu")._generate_indices().flatten().tolist()
     theirs = {chunk: place_ // (chunks // ranks) for place_, chunk in enumerate(order)}
-    assert place(Window((chunks,), 1), ranks, "zigzag") == [theirs[chunk] for chunk in range(chunks)]
+    assert zigzag(Window((chunks,), 1), ranks) == [theirs[chunk] for chunk in range(chunks)]
 
 
 def test_zigzag_is_even_for_one_document_and_not_for_several() -> None:
     def imbalance(*documents: int) -> float:
         window = Window(documents, 1)
-        return max(areas(window, local_tasks(window, place(window, 4, "zigzag")), 4)) * 4 / window.area
+        return max(areas(window, local_tasks(window, zigzag(window, 4)), 4)) * 4 / window.area
 
     assert imbalance(1024) == 1.0
     # Rank 3 has the last quarter of the long document, 385 + … + 512 pairs, and sixteen short ones of 36.
@@ -262,7 +263,6 @@ def test_own_tasks_send_no_queries() -> None:
         (lambda: Window((4,), 0), "chunks of 0 tokens"),
         (lambda: Window((4,), 2, 0), "sees is 0, but each token sees at least itself"),
         (lambda: place(Window((8,), 2), 3, "near"), "3 ranks must divide the window's 4 chunks"),
-        (lambda: place(Window((8,), 2), 2, "best"), "no placement 'best'; there are contiguous"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(call, says: str) -> None:
