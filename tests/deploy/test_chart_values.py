@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helm_python import HelmValuesError
 
-from deploy import values_table
+from tests.deploy import values_table
 from tests.deploy.chart import CHART, CI, Values, chart, nested, read_values
 
 SCHEMA: Values = json.loads((CHART / "values.schema.json").read_text())
@@ -153,7 +153,7 @@ def test_the_schema_names_all_keys() -> None:
 
 
 def test_the_readme_has_the_table_of_all_values() -> None:
-    assert (CHART / "README.md").read_text() == values_table.current(), "run: python -m deploy.values_table"
+    assert (CHART / "README.md").read_text() == values_table.current(), "run: python -m tests.deploy.values_table"
 
 
 def test_a_value_without_a_comment_is_not_overlooked() -> None:

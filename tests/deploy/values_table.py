@@ -1,4 +1,4 @@
-"""The table of the chart's values in its README: ``python -m deploy.values_table`` writes it anew.
+"""The table of the chart's values in its README: ``python -m tests.deploy.values_table`` writes it anew.
 
 What a value means is said once: in the ``# --`` comment above it in values.yaml, and for what is within lists in the
 description of values.schema.json.
@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-CHART = Path(__file__).parents[1] / "helm" / "boost"
-BEGIN, END = "<!-- values: written by python -m deploy.values_table -->", "<!-- end of values -->"
+CHART = Path(__file__).parents[2] / "helm" / "boost"
+BEGIN, END = "<!-- values: written by python -m tests.deploy.values_table -->", "<!-- end of values -->"
 
 Row = tuple[str, str, str]
 
