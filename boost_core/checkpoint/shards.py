@@ -242,9 +242,7 @@ def save_chunks(
     except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
         rank, (cause, _) = next(iter(failure.failures.items()))  # the first that failed
         raise SaveFailed(f"rank {rank}: {in_words(cause)}") from failure
-    checksums: list[dict[str, int]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(checksums, writer.checksums, group=ranks)
-    return {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
+    return dict(of_all_ranks(writer.checksums.items(), ranks))
 
 
 def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup | None = None) -> None:
