@@ -242,10 +242,6 @@ class JobStore:
             raise JobNotFound(job_id)
         return jobs[0]
 
-    def list(self, wanted: JobFilter = _ALL_JOBS, limit: int = 100, cursor: str | None = None) -> Sequence[JobRecord]:
-        """Jobs, the newest first. Arguments as for ``page``; of a search, only its first page."""
-        return self.page(wanted, limit, cursor)[0]
-
     def page(
         self, wanted: JobFilter = _ALL_JOBS, limit: int = 100, cursor: str | None = None
     ) -> tuple[Sequence[JobRecord], str | None]:

@@ -160,7 +160,7 @@ def looked_at(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     running = RunningApi(store, Settings(home=home, database_url=url, auth=False, rate_per_second=10_000))
     yield running
     running.stop()
-    left = store.list()
+    left = store.page()[0]
     store.close()
     assert left == []
 

@@ -70,7 +70,7 @@ def test_a_thousand_jobs_at_once(http: httpx.Client, client_with: With, store: J
     assert cancelled(http, **study) == {"cancelled": 0, "ended": 0, "not_found": [], "remaining": False}
 
     single = store.get(apart)
-    now = {job.id: job for job in store.list(limit=2_000)}
+    now = {job.id: job for job in store.page(limit=2_000)[0]}
     assert all(now[job_id].state is JobState.CANCELLED for job_id in jobs[21:])
     assert all(as_cancelled(store, now[job_id]) == as_cancelled(store, single) for job_id in jobs[22::20])
     assert now[jobs[21]].message == "cancelled while it was paused"
@@ -145,9 +145,9 @@ def test_the_fields_of_the_list(http: httpx.Client, store: JobStore, which: dict
     store.request_pause(jobs[0])
     run_to_the_end(store, *submitted(store, 1, name="nightly"))
     open_before = {job["id"] for job in http.get("/v1/jobs", params=which).json()["jobs"]}
-    open_before -= {job.id for job in store.list() if job.finished}
+    open_before -= {job.id for job in store.page()[0] if job.finished}
     assert cancelled(http, **which) == {"cancelled": count, "ended": 0, "not_found": [], "remaining": False}
-    assert {job.id for job in store.list() if job.state is JobState.CANCELLED} == open_before
+    assert {job.id for job in store.page()[0] if job.state is JobState.CANCELLED} == open_before
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,13 @@ def boost(api: RunningApi) -> Boost:
 def test_submit_prints_the_id_and_what_to_do_next(boost, store: JobStore, tmp_path: Path) -> None:
     result = boost("submit", job_file(tmp_path, GOOD))
     assert result.exit_code == 0, result.output
-    (job,) = store.list()
+    (job,) = store.page()[0]
     assert result.stdout.splitlines() == [f"submitted {job.id}", f"watch it with: boost watch {job.id}"]
 
 
 def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path) -> None:
     result = boost("submit", job_file(tmp_path, GOOD), "--json")
-    assert json.loads(result.stdout) == store.list()[0].model_dump(mode="json")
+    assert json.loads(result.stdout) == store.page()[0][0].model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_ctrl_c_stops_following_and_leaves_the_job(api: RunningApi, store: JobSt
     assert [following.stdout.readline().split()[0], "QUEUED:" in following.stdout.readline()] == ["submitted", True]
     following.send_signal(signal.SIGINT)
     output, _ = following.communicate(timeout=60)
-    (job,) = store.list()
+    (job,) = store.page()[0]
     assert following.returncode == 130, output
     assert f"the job continues. Follow it again: boost events {job.id} -f" in output
     assert job.state == "QUEUED"

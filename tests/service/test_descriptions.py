@@ -116,7 +116,7 @@ def test_the_command_line_describes_and_finds(api: RunningApi, store: JobStore, 
     file = job_file(tmp_path, GOOD | {"tags": ["file"], "group": "file"})
     submitted = boost("submit", file, "--group", "cli", "--tag", "a", "--tag", "b", "--notes", "As published.")
     assert submitted.exit_code == 0, submitted.output
-    (job,) = store.list()
+    (job,) = store.page()[0]
     assert (job.spec.group, job.spec.tags, job.spec.notes) == ("cli", ("a", "b"), "As published.")
     assert boost("patch", job.id, "--tag", "c", "--tag", "a", "--untag", "b", "--notes", "One.\nTwo.").exit_code == 0
     assert store.get(job.id).spec.tags == ("a", "c")

@@ -32,7 +32,7 @@ def test_a_record_is_made_once_for_each_version(store: JobStore) -> None:
     job_id = store.create(a_spec(), ROOT).id
     first = store.get(job_id)
     assert store.get(job_id) is first
-    assert store.list()[0] is store.active()[0] is first
+    assert store.page()[0][0] is store.active()[0] is first
     store.request_pause(job_id)
     assert store.get(job_id) is not first
 
@@ -46,14 +46,14 @@ def test_what_another_process_writes_is_seen_at_once(store: JobStore, other: Job
     assert found.etag != before.etag
     assert b'"priority":7' in found.as_json
     other.request_cancel(job_id)
-    assert (store.get(job_id).state, store.list()[0].state, store.active()) == ("CANCELLED", "CANCELLED", [])
+    assert (store.get(job_id).state, store.page()[0][0].state, store.active()) == ("CANCELLED", "CANCELLED", [])
 
 
 def test_what_a_job_waits_for_changes_without_its_version(store: JobStore, other: JobStore) -> None:
     job_id = store.create(a_spec(), ROOT).id
     for reason in ("2 GPUs", "1 GPU"):
         other.explain({job_id: reason})
-        for found in (store.get(job_id), store.list()[0]):
+        for found in (store.get(job_id), store.page()[0][0]):
             assert (found.waiting_for, found.version) == (reason, 1)
             assert json.loads(found.as_json)["waiting_for"] == reason
             assert found == other.get(job_id)
@@ -90,8 +90,8 @@ def test_filters_go_together(store: JobStore) -> None:
         (JobFilter(states=[]), []),
     ]
     for wanted, found in expected:
-        assert [job.id for job in store.list(wanted)] == found, wanted
-        assert [job.id for job in store.list(wanted, cursor=ids[2])] == [each for each in found if each < ids[2]], (
+        assert [job.id for job in store.page(wanted)[0]] == found, wanted
+        assert [job.id for job in store.page(wanted, cursor=ids[2])[0]] == [each for each in found if each < ids[2]], (
             wanted
         )
 
@@ -142,7 +142,7 @@ def test_json_is_what_pydantic_writes(store: JobStore) -> None:
     jobs = [store.create(a_spec(name=name), ROOT) for name in ("one", "another")]
     start(store, jobs[0].id)
     store.append_reports(jobs[0].id, 1, numbered(a_step(1, loss=float("nan"), gradient_norm=float("inf"))))
-    page = JobPage(jobs=list(store.list()), next_cursor=jobs[0].id)
+    page = JobPage(jobs=list(store.page()[0]), next_cursor=jobs[0].id)
     assert page.as_json.decode() == page.model_dump_json()
     assert JobPage(jobs=[], next_cursor=None).as_json == b'{"jobs":[],"next_cursor":null}'
     assert jobs[1].as_json == store.get(jobs[1].id).as_json, "as it was created, and as it is read"

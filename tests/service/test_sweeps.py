@@ -370,7 +370,7 @@ def test_others_are_judged_while_a_trial_waits_for_its_tenant_to_have_fewer_jobs
     submit = lab.driver.submit
 
     def refuse_the_second(sweep: Sweep, number: int, *rest: Any) -> JobRecord:
-        if number == 1 and any(not job.finished for job in lab.store.list()):
+        if number == 1 and any(not job.finished for job in lab.store.page()[0]):
             raise TooManyJobs("default", 1)
         return submit(sweep, number, *rest)
 
@@ -650,7 +650,7 @@ def test_a_sweep_survives_deaths_anywhere_with_the_same_choices(
     deaths = run_with_deaths(lab, lambda: chance.random() < 0.02)
     assert deaths > 5
     assert lab.choices() == expected
-    jobs = [job for job in lab.store.list(limit=100) if job.spec.group == "rates"]
+    jobs = [job for job in lab.store.page(limit=100)[0] if job.spec.group == "rates"]
     assert sorted(job.name for job in jobs) == sorted(f"rates-{number}" for number in range(8)), "none twice"
     assert all(job.finished for job in jobs)
 
@@ -694,7 +694,7 @@ def test_a_sweep_survives_a_death_before_each_of_its_commits(
                 event.remove(Engine, "commit", die)
             lab.train()
         choices.append(lab.choices())
-        assert len(lab.store.list(limit=100)) == 4
+        assert len(lab.store.page(limit=100)[0]) == 4
     assert choices[0] == choices[1]
     assert deaths >= 4
 
@@ -866,7 +866,7 @@ def test_tenants_see_their_own_sweeps_only(guarded: RunningApi, client_with: Wit
     driver = SweepDriver(SweepStore(store), Studies(store.engine), trial_submitter(guarded.app.state.context))
     with ThreadPoolExecutor(1) as thread:  # as in the service: this one has the browser's event loop
         thread.submit(driver.drive, SweepStore(store).get("rates", "other")).result()
-    assert {(job.tenant, job.submitted_by) for job in store.list()} == {("other", "tester")}
+    assert {(job.tenant, job.submitted_by) for job in store.page()[0]} == {("other", "tester")}
 
 
 @pytest.mark.full
@@ -880,7 +880,7 @@ def test_a_service_that_schedules_no_longer_changes_no_sweep(lab: Lab) -> None:
     lab.driver = SweepDriver(lab.sweeps, lab.studies, plain_submit(lab.store))
     with pytest.raises(LeaseLost):
         lab.drive()
-    assert lab.trials() == [] == lab.store.list()
+    assert lab.trials() == [] == lab.store.page()[0]
 
 
 @pytest.mark.full
@@ -970,7 +970,7 @@ def test_slow_submissions_of_one_tenant_take_turns_with_the_verdicts_of_others(
     loop.start()
     try:
         deadline = time.monotonic() + 30
-        while len(lab.store.list()) < 4:
+        while len(lab.store.page()[0]) < 4:
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
@@ -1035,7 +1035,7 @@ def test_a_trial_never_has_two_jobs(lab: Lab) -> None:
     lab.drive()
     with pytest.raises(IntegrityError):
         lab.driver.submit(sweep, 0, {}, lambda _: None)
-    assert len(lab.store.list()) == 1
+    assert len(lab.store.page()[0]) == 1
 
 
 @pytest.mark.full

@@ -533,7 +533,7 @@ def test_a_clone_is_made_with_changes(visitor: Visit, job: SampleJob) -> None:
     dialog.get_by_label("Changes").fill('{"training": {"steps": 400}}')
     dialog.get_by_role("button", name="Submit").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("longer")
-    (clone, _) = job.store.list()
+    (clone, _) = job.store.page()[0]
     assert (clone.cloned_from, clone.spec.training.steps, page.url.split("/")[-1]) == (job.id, 400, clone.id)
     assert clone.spec.checkpoint.origin is None
 
@@ -552,7 +552,7 @@ def test_a_clone_starts_from_a_checkpoint_as_its_user_says(visitor: Visit, job: 
     dialog.get_by_label("Start").select_option(label="Start from the weights of step 40: at step 0")
     dialog.get_by_role("button", name="Submit").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    (clone, _) = job.store.list()
+    (clone, _) = job.store.page()[0]
     assert clone.spec.checkpoint.origin == ("weights_from", job.record.checkpoint_url)
 
 

@@ -112,7 +112,7 @@ def test_a_job_is_written_mended_planned_and_submitted_once(visitor: Visit, api:
     expect(page.locator("#plan tbody tr")).to_contain_text("1 rank, as written")
     page.get_by_role("button", name="Submit").dblclick()
     expect(page.get_by_role("heading", level=1)).to_have_text("owl")
-    (job,) = store.list()
+    (job,) = store.page()[0]
     assert (job.queue, job.spec.model.rank, job.spec.training.steps) == ("night", 8, 7)
     assert page.url.endswith(job.id)
     visitor.open("/new")
@@ -137,7 +137,7 @@ def test_a_draft_outlives_the_page_and_is_not_overwritten_unasked(visitor: Visit
     expect(editor(page)).to_contain_text("name: elastic-cola")
     editor(page).press("Control+Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("elastic-cola")
-    (job,) = store.list()
+    (job,) = store.page()[0]
     assert job.spec == load_job(ROOT / "examples/elastic-cola.yaml")
 
 
@@ -219,7 +219,7 @@ def test_a_text_is_kept_when_it_cannot_be_submitted(
             expect(editor(page)).to_contain_text("# of the night")
         submit.click()
         expect(page.get_by_role("heading", level=1)).to_have_text("owl")
-        assert len(store.list()) == 1
+        assert len(store.page()[0]) == 1
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("API key")).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
@@ -257,7 +257,7 @@ def test_a_job_is_made_from_another(visitor: Visit, store: JobStore, tmp_path: P
     expect(status(page)).to_have_text("Checked: it can be submitted.")
     page.get_by_role("button", name="Submit").click()
     expect(page).not_to_have_url(re.compile("/new"))
-    made, _ = store.list()
+    made, _ = store.page()[0]
     assert made.spec == job.record.spec
 
 
