@@ -268,15 +268,11 @@ class Figures(NamedTuple):
 
     Attributes:
         imbalance: The largest area of a rank over the mean.
-        node_bytes: Bytes of keys, moved queries and their results, over all ranks, that stay within nodes; forward.
-        fabric_bytes: The same, between nodes.
         forward_seconds: Forward seconds of the slowest rank.
         backward_seconds: Its backward seconds, likewise.
     """
 
     imbalance: float
-    node_bytes: int
-    fabric_bytes: int
     forward_seconds: float
     backward_seconds: float
 
@@ -364,12 +360,7 @@ def figures(
             of_ranks.append(hidden + back + projecting)
         slowest.append(max(of_ranks))
 
-    keys, queries = (sum(map(crosses, transfers)) for transfers in (plan.keys, plan.queries))
-    a_query = size * sum(layer.moved_bytes(backward=False, moved=moved))
-    imbalance = max(plan.loads) * plan.ranks / plan.window.area
-    node_bytes = (len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * a_query
-    fabric_bytes = keys * size * layer.sent_bytes(exchange) + queries * a_query
-    return Figures(imbalance, node_bytes, fabric_bytes, *slowest)
+    return Figures(max(plan.loads) * plan.ranks / plan.window.area, *slowest)
 
 
 # A context parallel rank's part of a plan, stage by stage: what it sends, receives and attends to.

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import Attended, StageAttention
 from boost_core.context.placement import PLACEMENTS, Window, local_tasks, moved_tasks
-from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
+from boost_core.context.plan import AttentionLayer, ContextPlan
 from boost_core.model.attention import one_by_one
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import attended
 from tests.numerics.flash_on_cpu import flash_on_cpu
 from tests.placements import OTHERS, placed
 from tests.ranks import Ranks
+from tests.sent import sent_by
 
 HEAD = 8
 CPU = torch.device("cpu")
@@ -153,7 +154,7 @@ def test_outputs_and_gradients_are_those_of_one_rank(ranks: Ranks, each: list[Ca
 def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, int]]]) -> None:
     """Keys go out forward and backward, and their gradients come back; moved queries there and back: as planned."""
     layer = AttentionLayer(case.heads * HEAD, case.of_keys * HEAD, case.heads, element_bytes=8)
-    planned = figures(case.plan, layer, Rates(1.0, 1.0, 1.0))
+    planned = sent_by(case.plan, layer)
     size, stages = case.plan.window.chunk_tokens, sum(1 for stage in case.plan.key_stages if stage)
     sends, comes = (Counter(getattr(each, side) for each in case.plan.keys) for side in ("sender", "receiver"))
     asks, answers = (Counter(getattr(each, side) for each in case.plan.queries) for side in ("sender", "receiver"))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from boost_core.config import JobSpec, Layout
 from boost_core.config.parallelism import chunk_tokens
 from boost_core.context.attention import ContextAttention
-from boost_core.context.plan import AttentionLayer, ContextPlan, Rates, figures
+from boost_core.context.plan import AttentionLayer, ContextPlan
 from boost_core.context.selection import STAGES, ContextPlanner, attention_layer, sent_between_nodes
 from boost_core.data.corpus import EvaluationSet, Sequences, TokenStream
 from boost_core.hardware import LINKS
@@ -35,6 +35,7 @@ from boost_core.train.step import continued, training_step
 from tests.jobs import tiny_job, write_corpus
 from tests.pairwise import pairwise
 from tests.ranks import Ranks
+from tests.sent import sent_by
 
 CPU, LENGTH, VOCABULARY, END, BATCH = torch.device("cpu"), 64, 320, 0, 4
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -296,12 +297,12 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
         layer = AttentionLayer(model.hidden_size, model.key_value_size, 4, model.rank, layout.tp, element_bytes=8)
         near = far = most = area = 0
         for plan in plans_of(case):
-            rates, what = Rates(1.0, 1.0, 1.0), "keys" if exchange == "keys" else "latents"
-            found = figures(plan, layer, rates, what, SENT[exchange])  # type: ignore[arg-type]
+            what = "keys" if exchange == "keys" else "latents"
+            found = sent_by(plan, layer, what, SENT[exchange])  # type: ignore[arg-type]
             near, far = near + found.node_bytes, far + found.fabric_bytes
             most, area = most + max(plan.loads), area + plan.window.area
             if what == "latents":
-                assert 4 * found.fabric_bytes == figures(plan, layer, rates, "keys", SENT[exchange]).fabric_bytes
+                assert 4 * found.fabric_bytes == sent_by(plan, layer, "keys", SENT[exchange]).fabric_bytes
         planned = {"keys": near + far} if exchange == "keys" else {"keys": near, "key latents": far}
         assert (near > 0) == (exchange == "auto")
         assert [rank[number].imbalance for rank in once] == [pytest.approx(most * layout.cp / area)] * layout.world_size

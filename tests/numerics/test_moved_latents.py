@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from boost_core.context.attention import ContextAttention
 from boost_core.context.exchange import HeadMaker, LatentRoute
-from boost_core.context.plan import AttentionLayer, Rates, figures
+from boost_core.context.plan import AttentionLayer
 from boost_core.model.attention import Rotation, one_by_one
 from boost_core.parallel.btp import GradientSinks
 from boost_core.parallel.communicator import CommunicationLedger, Communicator, Entry
 from tests.numerics.attended import started
 from tests.numerics.test_context_attention import CPU, HEAD, Case, cases, own, planned, tensors
 from tests.ranks import Ranks
+from tests.sent import sent_by
 
 RANK = 6
 WAYS = (("query latents", "asks"), ("output latents", "answers")), (
@@ -156,5 +157,5 @@ def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, i
     forward = sum(
         lines.get(Entry("all_to_all", "cp", purpose), (0, 0))[1] for lines in of_ranks for purpose, _ in WAYS[0]
     )
-    found = figures(case.plan, layer, Rates(1.0, 1.0, 1.0), moved="latents").fabric_bytes
+    found = sent_by(case.plan, layer, moved="latents").fabric_bytes
     assert forward == found - size * layer.key_bytes * len(case.plan.keys)

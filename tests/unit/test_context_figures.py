@@ -12,6 +12,7 @@ from boost_core.context.selection import ContextPlanner
 from boost_core.plan.machine import machine_for
 from tests.benchmarks.context_methods import by_piece, efficiency
 from tests.benchmarks.lengths import documents_of
+from tests.sent import sent_by
 
 LAYER = AttentionLayer(hidden_size=4096, key_size=4096, heads=32, rank=1024, tensor_parallel_size=8)
 GROUPED = AttentionLayer(hidden_size=8192, key_size=1024, heads=64)
@@ -45,21 +46,20 @@ def test_two_ranks_by_hand() -> None:
     areas = [8192 * 8193 // 2, 16384 * 16385 // 2 - 8192 * 8193 // 2]
     assert found.imbalance == areas[1] * 2 / sum(areas)
     assert busiest(plan.keys) == 2
-    assert found.fabric_bytes == 2 * CHUNK * LAYER.key_bytes
-    assert found.node_bytes == 0
+    sent = sent_by(plan, LAYER)
+    assert sent == (0, 2 * CHUNK * LAYER.key_bytes)
     # Rank 1 attends to its own keys, a triangle, while those of rank 0 come, and then to these, a square.
     own, others = (LAYER.flops(area) / RATES.flops for area in (8192 * 8193 // 2, 8192**2))
-    wire = found.fabric_bytes / RATES.fabric_bytes
+    wire = sent.fabric_bytes / RATES.fabric_bytes
     assert found.forward_seconds == pytest.approx(max(own, wire) + others)
     assert found.backward_seconds == pytest.approx(max(2.5 * own, 2 * wire) + 2.5 * others)
-    inside = figures(plan, LAYER, RATES, node_ranks=2)
-    assert (inside.node_bytes, inside.fabric_bytes) == (found.fabric_bytes, 0)
+    assert sent_by(plan, LAYER, node_ranks=2) == (sent.fabric_bytes, 0)
 
 
 def test_latents_are_a_quarter_between_nodes_and_are_projected() -> None:
     plan = one_document(2)
-    keys, latents = figures(plan, LAYER, RATES), figures(plan, LAYER, RATES, "latents")
-    assert latents.fabric_bytes * 4 == keys.fabric_bytes
+    latents = figures(plan, LAYER, RATES, "latents")
+    assert sent_by(plan, LAYER, "latents").fabric_bytes * 4 == sent_by(plan, LAYER).fabric_bytes
     received = 2 * CHUNK
     wire = received * (LAYER.latent_bytes / RATES.fabric_bytes + LAYER.gathered_bytes / RATES.node_bytes)
     own, others = (LAYER.flops(area) / RATES.flops for area in (8192 * 8193 // 2, 8192**2))
@@ -78,9 +78,8 @@ def test_moved_queries_go_and_outputs_come_back() -> None:
     tasks = moved_tasks(window, placement, 2)
     plan = ContextPlan(window, 2, placement, tasks, 1)
     assert {each.sender for each in plan.queries} == {0, 1}  # a large one goes, and small ones come
-    found = figures(plan, LAYER, RATES)
     moved = len(plan.queries) * (LAYER.query_bytes + LAYER.saved_bytes)
-    assert found.fabric_bytes == CHUNK * (len(plan.keys) * LAYER.key_bytes + moved)
+    assert sent_by(plan, LAYER).fabric_bytes == CHUNK * (len(plan.keys) * LAYER.key_bytes + moved)
     # Where computing takes no time: the longer ways of keys and queries, and then the way of the outputs back. Backward
     # twice the keys, and queries with what their gradients take; these come back.
     slow, instant = 1e6, 1e30
@@ -105,7 +104,7 @@ def test_moved_tasks_as_latents_send_a_share_each_way_and_keep_what_they_compute
     window = Window((2 * CHUNK, *[CHUNK // 8] * 16), CHUNK)
     placement = place(window, 2, "contiguous")
     plan = ContextPlan(window, 2, placement, moved_tasks(window, placement, 2), 1)
-    wide, latents = figures(plan, LAYER, RATES), figures(plan, LAYER, RATES, moved="latents")
+    wide, latents = sent_by(plan, LAYER), sent_by(plan, LAYER, moved="latents")
     of_keys = CHUNK * len(plan.keys) * LAYER.key_bytes
     share = 1024 * 2 // 8
     assert latents.fabric_bytes - of_keys == CHUNK * len(plan.queries) * 2 * share
