@@ -102,7 +102,7 @@ def as_it_must(**changes: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("kind", "layout", "used"),
     [
-        ("A100", Layout(8, 1, 1), {"none", "latent"}), ("A100", Layout(2, 1, 1), {"full"}),
+        ("A100", Layout(8, 1, 1), {"none", "latent", "shared"}), ("A100", Layout(2, 1, 1), {"full"}),
         ("A100", Layout(1, 1, 1), {"full"}), ("A100", Layout(8, 1, 8), {"none"}), ("H200", Layout(8, 1, 1), {"none"}),
         ("H200", Layout(2, 1, 4), {"none", "latent", "shared"}),
     ],
