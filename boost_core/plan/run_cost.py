@@ -40,6 +40,8 @@ GPU_STORE_BYTES_PER_SECOND = 2e12 / 16_384
 _MOST_EXPONENT = 700.0  # of a double
 _ROUND_STEPS = [first * 10**zeros for zeros in range(12) for first in (1, 2, 5)]
 _LITTLE_LESS = 0.005  # of the time: what a practical interval between checkpoints may cost
+_MOST_LOST_SECONDS = 4 * 3600.0  # between two checkpoints that are advised: what one failure may lose
+_PRACTICAL = f"within {_LITTLE_LESS:.1%} of the highest goodput, at most {duration_in_words(_MOST_LOST_SECONDS)} apart"
 _LEAST_WRITES = 2  # times of writing a checkpoint between two that are advised
 _RESTART_SECONDS = 4.1  # from a lost node to the next step, besides loading: docs/figures/recovery.md, on CPUs
 
@@ -79,8 +81,9 @@ class PlannedCheckpoint(Config):
     )
     practical_every_steps: int | None = Field(
         None,
-        description="The longest of round numbers above it whose goodput is within 0.5 % of the highest of them; "
-        "best_every_steps if no round number is.",
+        description="The job's own interval if its goodput is within 0.5 % of the highest and it is at most 4 hours; "
+        "else the longest of round numbers of steps for which that holds, up to the longer of the job's and "
+        "best_every_steps; best_every_steps if there is none.",
     )
 
 
@@ -103,6 +106,13 @@ class PlannedGoodput(Config):
     from_checkpoints: float = Field(description="The share if each failure goes back to the newest checkpoint.")
     from_best_checkpoints: float = Field(0, description="The same with checkpoints every best_every_steps.")
     from_practical_checkpoints: float = Field(0, description="The same with checkpoints every practical_every_steps.")
+    expected_seconds: float | None = Field(
+        None,
+        description="Expected seconds of all steps with waits for checkpoints and with failures that go back to the "
+        "newest one: total_seconds / from_checkpoints; null if that is 0.",
+    )
+    expected_gpu_hours: float | None = Field(None, description="GPU-hours of these seconds.")
+    expected_price: float | None = Field(None, description="Price of these GPU-hours; null without a price of one.")
     lost_seconds_from_memory: float | None = Field(description="Seconds that a failure costs in the former case.")
     lost_seconds_from_checkpoint: float = Field(description="Seconds that a failure costs in the latter case.")
     without_a_node: LostNode | None = Field(
@@ -114,8 +124,8 @@ class PlannedGoodput(Config):
 class PlannedRun(Config):
     """What all steps of a job take in a layout."""
 
-    total_seconds: float = Field(0, description="Predicted seconds of all steps, if nothing fails.")
-    gpu_hours: float = Field(0, description="GPU-hours of all steps; 0 on CPUs.")
+    total_seconds: float = Field(0, description="Predicted seconds of all steps, without waits and failures.")
+    gpu_hours: float = Field(0, description="GPU-hours of total_seconds; 0 on CPUs.")
     kilowatt_hours: float | None = Field(
         None, description="Energy of these if each GPU drew all that its board may; null if that is not known."
     )
@@ -195,14 +205,20 @@ def planned_run(
         restart = _RESTART_SECONDS + size / rate + written  # what was done while it was written is repeated
 
         def useful(every_steps: int) -> float:
-            apart, (_, stalled) = max(every_steps * step, written), stalls(every_steps)
+            apart, (_, stalled) = max(min(every_steps, training.steps) * step, written), stalls(every_steps)
             failing = expm1(min(apart * (1 + stalled) / between, _MOST_EXPONENT))
             return apart / between * exp(-restart / between) / failing
 
-        shares = {each: useful(each) for each in (best, *_ROUND_STEPS) if each == best or best < each < training.steps}
+        # An interval longer than the job's own is advised only if it loses less, none longer than a failure may lose.
+        own, most_steps = saves.every_steps, _MOST_LOST_SECONDS / step
+        fewest = best if best <= most_steps else _LEAST_WRITES * written / step
+        rounds = (each for each in _ROUND_STEPS if fewest <= each <= max(best, own))
+        shares = {each: useful(each) for each in (best, own, *rounds)}
         enough = (1 - _LITTLE_LESS) * max(shares.values())
-        practical = max(each for each, share in shares.items() if each == best or share >= enough > 0)
-        apart = max(every, written)
+        good = [each for each in shares if shares[each] >= enough > 0 and min(each, training.steps) <= most_steps]
+        practical = own if own in good else max(good, default=best)
+        apart = max(min(every, total), written)
+        longer = 1 / shares[own] if shares[own] > 0 else inf
         from_memory = lost = None
         if remembers is not None:
             unkept = min(written, apart) if written > saves.store_wait_seconds else 0.0
@@ -214,7 +230,10 @@ def planned_run(
             hours_between_failures=between / 3600,
             without_failures=1 / (1 + stalled),
             from_memory=from_memory,
-            from_checkpoints=useful(saves.every_steps),
+            from_checkpoints=shares[own],
+            expected_seconds=total * longer,
+            expected_gpu_hours=gpu_hours * longer if gpus else 0,
+            expected_price=price and price * longer,
             from_best_checkpoints=shares[best],
             from_practical_checkpoints=shares[practical],
             lost_seconds_from_memory=lost,
@@ -237,17 +256,20 @@ def planned_run(
 
 def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assumed: bool) -> Iterator[str]:
     """A run as sentences; ``assumed``: whether the store's rate is."""
-    on_gpu = job.resources.gpus_per_worker > 0
-    amounts = [duration_in_words(run.total_seconds)]
-    if on_gpu:
-        amounts.append(f"{rounded(run.gpu_hours)} GPU-hours")
-    if run.price is not None and on_gpu:
-        amounts.append(f"{rounded(run.price)} at {rounded(run.price / run.gpu_hours)} a GPU-hour")
-    if run.kilowatt_hours is not None:
-        amounts.append(f"at most {rounded(max(run.kilowatt_hours, 1e-4))} kWh")
-    yield f"all steps: {', '.join(amounts)}"
-
-    checkpoint, goodput = run.checkpoint, run.goodput
+    on_gpu, checkpoint, goodput = job.resources.gpus_per_worker > 0, run.checkpoint, run.goodput
+    totals = [("all steps", "without waits and failures", 1.0)]
+    if goodput is not None and goodput.from_checkpoints > 1e-4:  # otherwise there is no end
+        including = "with waits for checkpoints and with failures that go back to one"
+        totals.append(("expected", including, 1 / goodput.from_checkpoints))
+    for name, including, ratio in totals:
+        amounts = [f"{duration_in_words(ratio * run.total_seconds)} {including}"]
+        if on_gpu:
+            amounts.append(f"{rounded(ratio * run.gpu_hours)} GPU-hours")
+        if run.price is not None and on_gpu:
+            amounts.append(f"{rounded(ratio * run.price)} at {rounded(run.price / run.gpu_hours)} a GPU-hour")
+        if run.kilowatt_hours is not None:
+            amounts.append(f"at most {rounded(max(ratio * run.kilowatt_hours, 1e-4))} kWh")
+        yield f"{name}: {', '.join(amounts)}"
     if checkpoint is None:
         return
     rate = f"{rounded(checkpoint.gigabytes_per_second, 2)} GB/s{' (assumed)' if assumed else ''}"
@@ -263,16 +285,17 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     if goodput is None or best is None or practical is None:
         return
     ranks, between = counted(layout.world_size, "GPU" if on_gpu else "rank"), 3600 * goodput.hours_between_failures
-    apart = "every step" if best == 1 else f"every {best:,} steps"
-    if best >= steps:
+    own, apart = job.checkpoint.every_steps, "every step" if best == 1 else f"every {best:,} steps"
+    kept = practical == own <= best  # longer intervals than the job's own gain too little to advise one
+    if min(best, practical) >= steps:
         advice = f"one at the end is enough, as the interval that loses least, {best:,} steps, is longer than the job"
     else:
         limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
         advice = f"{apart} ({duration_in_words(best * step)}){limit} would lose least by Daly's formula"
-        if practical > best:
-            advice += f"; every {practical:,} steps ({duration_in_words(practical * step)}) is practical"
-        number = ceil(steps / practical)
-        number = min(number, keep or number)
+        if kept or practical != best:
+            whose = f"every {counted(practical, 'step')}{', as in the job,' if practical == own else ''} is practical"
+            advice = ("" if kept else f"{advice}; ") + f"{whose} ({duration_in_words(practical * step)}; {_PRACTICAL})"
+        number = min(ceil(steps / practical), keep or steps)
         advice += f"; {number:,} then fill {size_in_words(number * checkpoint.bytes)}"
         if keep is None:
             advice += ", as checkpoint.keep_last is unset and all are kept"
@@ -287,9 +310,9 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         parts.append(f"{goodput.from_memory:.2%} if the state is in peers' memory after each ({lost} lost)")
     lost = duration_in_words(goodput.lost_seconds_from_checkpoint)
     parts.append(f"{goodput.from_checkpoints:.2%} if each goes back to a checkpoint ({lost} lost)")
-    if best < steps:
+    if best < steps and not kept:
         parts.append(f"{goodput.from_best_checkpoints:.2%} likewise with checkpoints {apart}")
-    if best < practical:
+    if practical not in (best, own):
         parts.append(f"{goodput.from_practical_checkpoints:.2%} with checkpoints every {practical:,}")
     yield f"goodput: {', '.join(parts)}"
     if (left := goodput.without_a_node) is not None:

@@ -41,9 +41,18 @@ def test_all_steps_cost_gpu_hours_in_one_place_for_plans_and_searches() -> None:
     run = run_of(spec, price)
     assert run.gpu_hours == pytest.approx(4 * run.total_seconds / 3600)
     assert run.price == pytest.approx(2.5 * run.gpu_hours)
+    goodput = goodput_of(run)
+    assert goodput.expected_gpu_hours is not None and goodput.expected_seconds is not None
+    assert goodput.expected_seconds == pytest.approx(run.total_seconds / goodput.from_checkpoints)
+    assert goodput.expected_gpu_hours == pytest.approx(run.gpu_hours / goodput.from_checkpoints)
+    assert goodput.expected_price == pytest.approx(2.5 * goodput.expected_gpu_hours)
     first = search_report(spec, PlanSearch(gpus=4), conditions=price).choices[0]
     assert first.price == pytest.approx(2.5 * first.world_size * first.total_seconds / 3600)
-    assert run.words[0].startswith("all steps: ")
+    assert run.words[0].startswith("all steps: ") and " without waits and failures, " in run.words[0]
+    assert run.words[1].startswith(
+        f"expected: {duration_in_words(goodput.expected_seconds)} with waits for checkpoints "
+    )
+    assert f", {rounded(goodput.expected_price or 0)} at 2.5 a GPU-hour, " in run.words[1]
     assert run.words[0].endswith(" a GPU-hour, at most " + run.words[0].rpartition("at most ")[2])
 
 
@@ -103,6 +112,7 @@ def test_the_best_interval_loses_least(
 
     def at(every: int) -> PlannedRun:
         spec = job(
+            training={"steps": 100_000},
             checkpoint={"every_steps": every, "store_wait_seconds": 60},
             fault_tolerance={"memory_copy_every_steps": memory_copy},
         )
@@ -137,26 +147,50 @@ def test_the_best_interval_of_a_hidden_copy_is_that_of_one_that_hides_nothing() 
     copy = run.checkpoint.bytes / 4 / machine_of(job()).profile.host_bandwidth
     assert best == pytest.approx((2 * copy * 25 * 3600) ** 0.5 / step, abs=1)
     (said,) = [line for line in run.words if line.startswith("failures: one in 1 day 1 h on 4 GPUs, ")]
-    assert run.checkpoint.practical_every_steps == 100  # the longest round number within 0.5 % of the best
+    assert run.checkpoint.practical_every_steps == 100  # the job's own, within 0.5 % of the best
     goodput = goodput_of(run)
     assert goodput.from_best_checkpoints > goodput.from_practical_checkpoints > goodput.from_best_checkpoints - 0.005
-    assert "; every 100 steps (" in said
+    assert "; every 100 steps, as in the job, is practical (" in said
     filled = f"100 then fill {100 * run.checkpoint.bytes / 2**30:,.1f} GiB"
     assert said.endswith(f"{filled}, as checkpoint.keep_last is unset and all are kept")
-    assert f"% likewise with checkpoints every {best} steps, " in run.words[-1]
-    kept = run_of(job(training={"steps": 10_000}, checkpoint={"keep_last": 2})).words[2]
+    assert f"% likewise with checkpoints every {best} steps" in run.words[-1]
+    kept = run_of(job(training={"steps": 10_000}, checkpoint={"keep_last": 2})).words[3]
     assert kept.endswith(f"; 2 then fill {2 * run.checkpoint.bytes / 2**30:.1f} GiB")
+
+
+def test_longer_intervals_than_the_jobs_own_are_advised_only_where_they_lose_less() -> None:
+    def advice(every: int, steps: int = 10**6, bandwidth: float | None = None) -> tuple[int, int, PlannedRun]:
+        spec = job(
+            training={"steps": steps}, checkpoint={"every_steps": every},
+            fault_tolerance={"memory_copy_every_steps": None},
+        )  # fmt: skip
+        run = run_of(spec, RunConditions(mtbf_hours=20_000, store_gigabytes_per_second=10), bandwidth)
+        checkpoint = run.checkpoint
+        assert checkpoint is not None and checkpoint.best_every_steps and checkpoint.practical_every_steps
+        return checkpoint.best_every_steps, checkpoint.practical_every_steps, run
+
+    best, practical, run = advice(20)  # no step waits, so the job's own interval loses less than Daly's
+    assert practical == 20 < best
+    assert "; checkpoints: every 20 steps, as in the job, is practical (" in run.words[3]
+    assert "Daly" not in run.words[3] and "likewise" not in run.words[4]
+    best, practical, run = advice(10**5)  # 11 days; a failure may lose 4 hours, though ten times as much costs little
+    assert best < practical == 1000 and 10.0 < run.total_seconds / 10**6 < 4 * 3600 / 1000
+    assert "; every 1,000 steps is practical (2 h " in run.words[3]
+    best, practical, run = advice(10, bandwidth=2e7)  # steps wait for most of each copy
+    assert practical == best > 100 and goodput_of(run).from_checkpoints < 0.9 * goodput_of(run).from_best_checkpoints
 
 
 def test_a_job_that_is_shorter_than_the_best_interval_is_told_so() -> None:
     run = run_of(job(checkpoint={"every_steps": 1000}), RunConditions())
-    assert ", longer than the job, so at its end alone), written in " in run.words[1]
-    assert "; checkpoints: one at the end is enough, as the interval that loses least, " in run.words[2]
-    assert "likewise" not in run.words[3]
+    assert ", longer than the job, so at its end alone), written in " in run.words[2]
+    assert "; checkpoints: one at the end is enough, as the interval that loses least, " in run.words[3]
+    assert "likewise" not in run.words[4]
+    goodput = goodput_of(run)
+    assert goodput.lost_seconds_from_checkpoint < run.total_seconds, "not half of an interval that is never reached"
 
 
 def test_peers_memory_loses_a_few_steps_and_a_checkpoint_its_interval() -> None:
-    goodput = goodput_of(run_of(job(checkpoint={"every_steps": 1000})))
+    goodput = goodput_of(run_of(job(training={"steps": 10_000}, checkpoint={"every_steps": 1000})))
     assert goodput.from_memory is not None
     assert goodput.lost_seconds_from_memory is not None
     assert goodput.from_checkpoints < goodput.from_memory < goodput.without_failures == 1
@@ -278,7 +312,8 @@ def test_numbers_have_no_exponents(number: float, digits: int, text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(512, "512 B"), (2**20, "1 MiB"), (1.5 * 2**30, "1.5 GiB"), (7e12, "6,519.3 GiB")]
+    ("size", "text"),
+    [(512, "512 B"), (2**20, "1 MiB"), (1.5 * 2**30, "1.5 GiB"), (7e12, "6,519.3 GiB"), (7e15, "6,366.5 TiB")],
 )
 def test_sizes_have_the_unit_of_memory(size: float, text: str) -> None:
     assert size_in_words(size) == text
