@@ -33,7 +33,7 @@ from boost_core.plan.memory import GIB, Memory, host_remedies, lack_in_words, la
 from boost_core.plan.recompute_mix import RecomputeMixes, legal_modes
 from boost_core.plan.run_cost import CONDITIONS, LostNode, PlannedRun, RunConditions, planned_run
 from boost_core.plan.throughput import Step, StepParts
-from boost_core.terminal import rounded
+from boost_core.terminal import rounded, size_in_words
 
 # A job at a layout, with nothing left open, and what it needs.
 
@@ -402,8 +402,8 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         what = "latents of their queries and outputs" if planner.moves_latents else "their queries and results"
         why.append(
             f"the attention of up to {moved_chunks} of a rank's chunks is computed by other ranks where that is "
-            f"faster; {what} are {rounded(tokens * ways[0] / GIB)} GiB per layer forward and "
-            f"{rounded(tokens * ways[1] / GIB)} GiB backward"
+            f"faster; {what} are {size_in_words(tokens * ways[0])} per layer forward and "
+            f"{size_in_words(tokens * ways[1])} backward"
         )
     return PlannedContext(
         chunk_tokens=planner.chunk,
@@ -442,7 +442,7 @@ def _exchanges(job: JobSpec, planner: ContextPlanner, machine: Machine) -> tuple
         levels = zip(cluster.levels, sent.level_bytes, strict=True)
         links = tuple(LevelBytes(level=level.name, bytes=size) for level, size in levels if size)
         planned.append(PlannedExchange(exchange=kind, links=links, seconds=sent.seconds, projection_seconds=computing))
-        over = " and ".join(f"{rounded(link.bytes / GIB)} GiB over the {link.level}" for link in links)
+        over = " and ".join(f"{size_in_words(link.bytes)} over the {link.level}" for link in links)
         keys = f", plus {rounded(1000 * computing)} ms to compute keys" if computing else ""
         cost = f"{over} in {rounded(1000 * sent.seconds)} ms{keys}"
         first = f"{chosen} are sent {where}{requested}: a layer's forward pass takes {cost}{at_most}"
@@ -781,8 +781,11 @@ def _notes(
     if not on_gpu:
         return
     quickest = min(shapes, key=lambda each: shapes[each].step_seconds)
-    seconds = shapes[quickest].step_seconds
-    exact = Step(jobs[quickest], quickest, machine).exact_seconds
+    seconds, step = shapes[quickest].step_seconds, Step(jobs[quickest], quickest, machine)
+    if quickest.pp > 1:
+        played = f"{rounded(step.played())} s where its passes are simulated, as in searches"
+        yield f"{quickest}: a step takes {rounded(seconds)} s by a formula for pipelines, and {played}"
+    exact = step.exact_seconds
     large = exact > _LARGE_SHARE * seconds
     if large and spec.optimizer.loro is None:
         yield (

@@ -353,7 +353,7 @@ def test_a_long_job_whose_tasks_may_move_has_room_for_them_and_says_so() -> None
     added, said = _moving(exchange="keys", recompute="full")
     # Of two chunks of 4K tokens, with 8 heads of 128: what goes, what comes, its parts, and the queries' gradients.
     assert added == 8192 * (3 * (3 * 2048 + 32) + 4096 + 4 * 2048)
-    assert said.endswith("their queries and results are 0.0315 GiB per layer forward and 0.0627 GiB backward")
+    assert said.endswith("their queries and results are 32.25 MiB per layer forward and 64.25 MiB backward")
 
 
 def test_tasks_that_move_as_latents_have_room_for_what_stays_where_it_is_computed() -> None:
@@ -364,9 +364,7 @@ def test_tasks_that_move_as_latents_have_room_for_what_stays_where_it_is_compute
     assert added == 8192 * of_tokens + 32768 * (512 + 2048) + 2 * 1024 * 2048
     # Each of 32 blocks keeps outputs, log-sum-exps and shares.
     assert kept - added == 32 * 8192 * (2048 + 32 + 512)
-    assert said.endswith(
-        "latents of their queries and outputs are 0.00781 GiB per layer forward and 0.00781 GiB backward"
-    )
+    assert said.endswith("latents of their queries and outputs are 8 MiB per layer forward and 8 MiB backward")
 
 
 def _moving(exchange: str, recompute: str) -> tuple[int, str]:

@@ -46,6 +46,7 @@ from boost_core.plan.search import (
 )
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.throughput import ORDER, Step, StepParts
+from boost_core.terminal import rounded
 from service.cli.main import app
 from tests.planning_truth import drawn, fastest, replayed_parts
 
@@ -313,6 +314,18 @@ def test_the_patch_of_an_elastic_job_makes_the_choice() -> None:
     content = spec.model_dump(mode="json")
     content |= {name: changes and content[name] | changes for name, changes in best.patch.items()}
     assert list(JobSpec.model_validate(content).layouts()) == [best.layout]
+
+
+def test_the_plan_of_a_pipeline_that_a_search_chose_says_the_seconds_of_the_search_too() -> None:
+    spec = job("7b", 64, model={"family": "dense"}, resources={"gpus_per_worker": 1, "accelerator_type": "A10"})
+    choices = search_report(spec, PlanSearch(gpus=16)).choices
+    chosen = next(each for each in choices if each.patch["parallelism"]["pipeline_schedule"] == "interleaved_1f1b")
+    content = spec.model_dump(mode="json")
+    content |= {name: changes and content[name] | changes for name, changes in chosen.patch.items()}
+    planned = plan(JobSpec.model_validate(content))
+    assert planned.shapes[0].step_seconds > 1.01 * chosen.step_seconds
+    (note,) = [note for note in planned.notes if "by a formula for pipelines" in note]
+    assert note.endswith(f"{rounded(chosen.step_seconds)} s where its passes are simulated, as in searches")
 
 
 def seconds_of(choices: list[Choice]) -> list[float]:
@@ -608,6 +621,10 @@ def test_layouts_are_not_chosen_for_one_network_and_planned_on_another(tmp_path:
         refused = CliRunner().invoke(app, ["plan", str(file), *option], env={"COLUMNS": "200"})
         assert refused.exit_code == 2, refused.output
         assert "layouts: auto takes no --cluster or --network" in refused.output
+    for searching in (("--explain",), ("--top", "3"), ("--gpus", "H100", "--top", "5")):
+        refused = CliRunner().invoke(app, ["plan", str(file), *searching], env={"COLUMNS": "200"})
+        assert refused.exit_code == 2, refused.output
+        assert "--explain and --top are for searches: give --gpus a number" in refused.output
 
 
 @pytest.mark.full

@@ -53,12 +53,12 @@ def plan(
     gpus: Annotated[str | None, Option(metavar="N|KIND|NxKIND", help=_GPUS_HELP)] = None,
     cluster: Annotated[Path | None, Option(help=_CLUSTER_HELP)] = None,
     network: Annotated[float | None, Option(metavar="GBITS", min=0.001, max=100_000, help=_NETWORK_HELP)] = None,
-    top: Annotated[int, Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
+    top: Annotated[int | None, Option(min=1, max=100, help="With --gpus N: choices to show (default: 5).")] = None,
     price: Annotated[float | None, Option(min=0, max=1e6, help=_PRICE_HELP)] = None,
     mtbf: Annotated[float | None, Option(metavar="HOURS", parser=hours, help=_MTBF_HELP)] = None,
     store_bandwidth: Annotated[float | None, Option(metavar="GB/S", min=1e-3, max=1e6, help=_STORE_HELP)] = None,
     measure: Annotated[bool, Option("--measure", help=_MEASURE_HELP)] = False,
-    explain: Annotated[bool, Option("--explain", help="With --gpus: show what would change the choice.")] = False,
+    explain: Annotated[bool, Option("--explain", help="With --gpus N: show what would change the choice.")] = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
@@ -76,6 +76,8 @@ def plan(
                 raise BadInput(f"--gpus {gpus}: --cluster describes the GPUs already; leave out {kind}")
             of_kind = {"accelerator_type": kind.replace(" ", "-"), "gpus_per_worker": 1}
             spec = read_job(job, resources=spec.resources.model_dump(mode="json") | of_kind)
+    if number is None and (explain or top):
+        raise BadInput("--explain and --top are for searches: give --gpus a number, such as 64, or leave them out")
     if measure:
         if profile or service or spec.resources.gpus_per_worker:
             raise BadInput("--measure is for jobs without GPUs, and goes with neither --profile nor --service")
@@ -85,11 +87,9 @@ def plan(
                 raise typer.Exit(code)
             measured = read_profile(file)
     conditions = RunConditions(gpu_hour_price=price, mtbf_hours=mtbf, store_gigabytes_per_second=store_bandwidth)
-    search = None
-    if number is not None:
-        search = PlanSearch(
-            gpus=number, cluster=described, network_gigabits=network, profile=measured, top=top, explain=explain
-        )
+    search = None if number is None else PlanSearch(
+        gpus=number, cluster=described, network_gigabits=network, profile=measured, top=top or 5, explain=explain
+    )  # fmt: skip
     if service:
         if number is None and (described or network or measured):
             raise BadInput("--service without --gpus takes neither --profile, --cluster nor --network; leave them out")
@@ -152,7 +152,7 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
         takes = size_in_words(each.memory.total), f"{rounded(each.step_seconds)} s", _amount(each.tokens_per_second)
         too_large = each.fits_device is False or each.fits_host is False
         total = "does not fit" if too_large else duration_in_words(each.total_seconds)
-        rows.append((str(Layout.of(each)), str(each.world_size), *takes, total))
+        rows.append((str(Layout.of(each)), f"{each.world_size:,}", *takes, total))
     print_rows(_COLUMNS, rows)
     say("")
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
@@ -210,14 +210,13 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
     rows = []
     for number, each in enumerate(report.choices, 1):
         takes = size_in_words(each.memory_bytes), f"{rounded(each.step_seconds)} s", _amount(each.tokens_per_second)
-        rows.append((str(number), str(each.world_size), *takes, duration_in_words(each.total_seconds), each.text))
+        rows.append((str(number), f"{each.world_size:,}", *takes, duration_in_words(each.total_seconds), each.text))
     if report.choices:
         print_rows(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
         first = report.choices[0]
         low, high = first.step_seconds_range
-        step = f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s"
         say("")
-        facts = [("first", first.text), ("a step", step)]
+        facts = [("first", first.text), ("a step", f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s")]
         facts += [line.partition(": ")[::2] for line in first.words]
         print_facts(facts, _INDENT)
         most = max(each.node_host_bytes for each in report.choices)
