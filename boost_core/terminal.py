@@ -122,12 +122,12 @@ def rounded(number: float, digits: int = 3) -> str:
 
 
 def size_in_words(count: float) -> str:
-    """A number of bytes: ``512 MiB``, ``1,234.5 GiB``, ``12.1 TiB``."""
+    """A number of bytes: ``512 MiB``, ``1,234.5 GiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
         count /= 1024
-    return f"{count:,.1f} GiB" if count < 10_000 else f"{count / 1024:,.1f} TiB"
+    return f"{count:,.1f} GiB"
 
 
 def duration_in_words(seconds: float) -> str:
