@@ -89,6 +89,11 @@ def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
     return f"{what}, not {value}"
 
 
+def is_miscounted(error: Mapping[str, Any]) -> bool:
+    """Whether pydantic found a list too short only because it does not count entries that are wrong."""
+    return bool(error["type"] == "too_short" and len(error.get("input") or ()) >= error["ctx"]["min_length"])
+
+
 INTERRUPTED = 130  # exit status of a program after Ctrl-C
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -211,7 +216,8 @@ def in_lines(error: Exception) -> str:
         return f"{error.filename} {_OF_FILES.get(type(error), f'cannot be used: {error.strerror}')}"
     if not isinstance(error, ValidationError):
         return str(error)
-    return "\n".join(f"{'.'.join(map(str, each['loc']))}: {in_words(each, shown=False)}" for each in error.errors())
+    faults = ((".".join(map(str, each["loc"])), each) for each in error.errors() if not is_miscounted(each))
+    return "\n".join(f"{place}: {in_words(each, shown=False)}".removeprefix(": ") for place, each in faults)
 
 
 def hear_interrupts() -> None:

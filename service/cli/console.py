@@ -208,8 +208,8 @@ def bad_input(prefix: str = "", model: type[BaseModel] = JobSpec) -> Iterator[No
     try:
         yield
     except ValidationError as error:
-        problems = job_errors(error.errors(), model)
-        raise BadInput(*(f"{prefix}{each.field}: {each.message}" for each in problems)) from error
+        problems = job_errors(error.errors(), model, of_file=True)
+        raise BadInput(*(prefix + f"{each.field}: {each.message}".removeprefix(": ") for each in problems)) from error
     except (ValueError, YAMLError) as error:
         raise BadInput(f"{prefix}{error}") from error
 
@@ -258,7 +258,7 @@ def read_profile(path: Path) -> MeasuredProfile:
         BadInput: It is not a profile.
         OSError: It cannot be read.
     """
-    with bad_input(f"{path}: "):
+    with bad_input(f"{path}: ", MeasuredProfile):
         return MeasuredProfile.model_validate_json(path.read_bytes())
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
-from boost_core.config.base import UNSHOWN, FieldProblem, in_words
+from boost_core.config.base import UNSHOWN, FieldProblem, in_words, is_miscounted
 
 _NAMELESS = '""'
 _LONGEST_VALUE = 200  # characters of a refused value that are shown
@@ -42,21 +42,28 @@ class Problem(BaseModel):
     errors: list[FieldError] = Field([], description="The invalid fields, if any.")
 
 
-def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = JobSpec) -> list[FieldError]:
+def job_errors(
+    errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = JobSpec, of_file: bool = False
+) -> list[FieldError]:
     """Convert pydantic's ``ValidationError.errors()``, with a remedy for each field.
 
     Args:
         errors: Pydantic's list.
         model: The model that was validated.
+        of_file: Whether it was read from a file, whose errors as a whole then name no field, rather than a request.
     """
     fields: list[FieldError] = []
     for error in errors:
         path: tuple[str | int, ...] = tuple(error["loc"])
+        if is_miscounted(error):
+            continue
         if not path:
             required = ", ".join(name for name, field in model.model_fields.items() if field.is_required())
             at_least = f" with at least {required}" if required else ""
             message = f"must be a JSON object{at_least} (Content-Type: application/json)"
-            fields.append(FieldError(field="body", message=message))
+            if of_file:
+                message = error["msg"] if error["type"] == "json_invalid" else f"must hold a mapping{at_least}"
+            fields.append(FieldError(field="" if of_file else "body", message=message))
             continue
         problem = field_error(path, error)
         if error["type"] == "extra_forbidden":

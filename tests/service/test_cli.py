@@ -469,6 +469,18 @@ def test_a_path_that_cannot_be_read_is_named_with_what_to_do(command: list[str],
     assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [(["plan", "examples/cola-tiny.yaml", "--cluster"], "levels"), (["plan", "examples/cola-tiny.yaml", "--profile"],
+     "device, commit"), (["datasets", "create"], "source, name"), (["sweep", "create"], "name, job")],
+)  # fmt: skip
+def test_a_file_with_a_list_is_refused_without_words_of_http(command: list[str], needed: str, tmp_path: Path) -> None:
+    (file := tmp_path / "list.json").write_text("[1]")
+    result = run_boost(*command, file, COLUMNS="400")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"error: {file}: must hold a mapping with at least {needed}")
+
+
 @pytest.mark.full
 def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
     plan = [sys.executable, "-m", "service.cli.main", "plan", job_file(tmp_path, GOOD), "--json"]
