@@ -72,7 +72,10 @@ class Device:
         link: Name in ``LINKS`` of what joins such devices in a node.
         network_gigabits: Gb/s that each device usually has to other nodes.
         watts: The most that the board draws; ``None`` if it is not known.
-        from_ampere: Whether its compute capability is 8.0 or more: with bf16, and torch's flash attention.
+        precisions: Those that it computes products in, which are those with a rate of their own: bf16, with torch's
+            flash attention, from Ampere on (compute capability 8.0), fp8 from Ada on (8.9).
+        node_gpus: Number of them that a node usually has.
+        rack_nodes: Number of nodes that ``link`` joins, too; 1 if it ends at the node.
         memory: Bytes of memory by the name of each variant, Ray's where it has one. Gigabytes as in NVIDIA's data
             sheets, which are some 6 % less than what CUDA reports; of cards that keep the codes of their ECC in GDDR6,
             of which CUDA reports 0 to 3 % less than the sheet: 6 % less than that.
@@ -88,7 +91,9 @@ class Device:
     link: str
     network_gigabits: float
     watts: int | None
-    from_ampere: bool
+    precisions: tuple[str, ...]
+    node_gpus: int
+    rack_nodes: int
     memory: Mapping[str, int]
 
 
@@ -139,6 +144,10 @@ _BEFORE_HOPPER: tuple[_Sheet, ...] = (
 # and a 64th on all others.
 _HALF_IN_FP64 = ("GB200", "HGX B200", "GH200", "H200", "H100", "A100", "V100")
 
+# GPUs of a node, and nodes that NVLink joins, where these are not 8, as on HGX boards, and 1: the rack of a GB200 NVL72
+# has 18 compute trays of 4 (NVIDIA's GB200 NVL Multi-Node Tuning Guide); a GH200 is a host with one (its data sheet).
+_NODES = {"GB200 NVL72": (4, 18), "GH200": (1, 1)}
+
 # The first match for a name wins, so variants come before the general kind.
 DEVICES = tuple(
     Device(
@@ -147,7 +156,8 @@ DEVICES = tuple(
          "fp64": fp32 * (1 / 2 if sheet.startswith(_HALF_IN_FP64) else 1 / 32 if sheet == "T4" else 1 / 64)},
         f"NVIDIA {sheet} data sheet",
         terabytes * 1e12, _TO_HOST[host] * 1e9, fp8 / bf16, shares, link, network, watts,
-        not sheet.startswith(("V100", "T4")), {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
+        ("fp32", *["bf16"] * (bf16 > fp32), *["fp8"] * (fp8 > bf16)), *_NODES.get(sheet, (8, 1)),
+        {name: gigabytes * 10**9 for name, gigabytes in memory.items()},
     )
     for shares, sheets in ((_HOPPER, _FROM_HOPPER), (_AMPERE, _BEFORE_HOPPER))
     for sheet, fp8, bf16, fp32, terabytes, watts, host, link, network, words, memory in sheets
@@ -160,14 +170,17 @@ DEVICE_BYTES = dict(sorted((name, size) for device in DEVICES for name, size in 
 def device_named(name: str) -> Device | None:
     """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed.
 
-    Names of ``Device.memory`` are known, too, and so are those that Kubernetes makes of CUDA's. A part of a GPU, such
-    as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb`` or the vGPU ``NVIDIA A40-12Q``, is not: it has a fraction of the rates; nor
-    is a laptop's, which has another chip. Nor is a name with a size of memory that no such device has.
+    Names of ``Device.memory`` are known, too, with or without hyphens and blanks (``H100NVL``, ``RTX4090``), and so are
+    those that Kubernetes makes of CUDA's. A part of a GPU, such as ``NVIDIA H100 80GB HBM3 MIG 1g.10gb`` or the vGPU
+    ``NVIDIA A40-12Q``, is not: it has a fraction of the rates; nor is a laptop's, which has another chip. Nor is a name
+    with a size of memory that no such device has.
     """
+    joined = re.sub("[ _-]", "", name.upper())
     for listed in DEVICES:
-        if name.upper() in map(str.upper, listed.memory):
+        if joined in (each.replace("-", "").upper() for each in listed.memory):
             return listed
     words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper())  # 40G, 40 GB and 40GiB are the same
+    words = re.sub("(?<=RTX)(?=A?[0-9])|(?<=[0-9])(?=NVL|PCIE|SXM|ADA)", " ", words)  # RTX4090 is RTX 4090
     there = re.findall(r"[A-Z0-9]+", words)
     written = {*there, *(f"{word}GB" for word in there)}  # A100-40 is A100-40GB
     device = next((device for device in DEVICES if all(word.upper() in written for word in device.words)), None)
@@ -185,10 +198,7 @@ def device_named(name: str) -> Device | None:
 def memory_named(name: str) -> int | None:
     """Return the bytes of memory of a device by its name, as in ``device_named``; ``None`` if it is not listed."""
     device = device_named(name)
-    if device is None:
-        return None
-    sizes = {each.upper(): size for each, size in device.memory.items()}
-    return sizes.get(name.upper(), min(sizes.values()))
+    return None if device is None else min(device.memory.values())
 
 
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:

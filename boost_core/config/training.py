@@ -358,7 +358,8 @@ class TrainingConfig(Config):
     precision: Literal["fp32", "bf16", "fp8"] = Field(
         "fp32",
         description="Compute type; master weights stay fp32. fp8: like bf16, but blocks' products and their input "
-        "gradients use 8 bits with a scale per row; bf16 on GPUs without fp8; btp only.",
+        "gradients use 8 bits with a scale per row; btp only; bf16 on GPUs without fp8, or, if "
+        "resources.accelerator_type names these, refused.",
     )
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",

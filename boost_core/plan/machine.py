@@ -530,7 +530,6 @@ def of_cores(cores: float) -> Profile:
 SPARE = 0.04  # share of a GPU's memory kept free where the plan makes the choices
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
-NODE_GPUS = 8  # as on NVIDIA's HGX boards
 _UNKNOWN_GPU = cast(Device, device_named("A100"))
 
 LOCAL = Cluster((Level("node", _MANY, hardware.LOOPBACK),))
@@ -559,7 +558,8 @@ class Machine:
         if gigabits is None or len(self.cluster.levels) == 1:
             return self
         node, *outer = self.cluster.levels
-        levels = (node, *(replace(level, link=hardware.adapter(gigabits)) for level in outer))
+        adapter, kept = hardware.adapter(gigabits), [link for name, link in hardware.LINKS.items() if "nvlink" in name]
+        levels = (node, *(level if level.link in kept else replace(level, link=adapter) for level in outer))
         return replace(self, cluster=Cluster(levels))
 
     @property
@@ -614,33 +614,47 @@ def device_bytes(resources: ResourcesConfig, machine: Machine | None = None) -> 
     return hardware.memory_named(kind) if resources.gpus_per_worker and kind else None
 
 
-def lacks_precision(spec: JobSpec) -> str | None:
-    """Say that a job's kind of GPU lacks the job's precision; ``None`` if it does not, or is not known."""
-    kind, precision = kind_of_gpu(spec.resources), spec.training.precision
+def lacks_precision(spec: JobSpec, profile: "MeasuredProfile | None" = None) -> str | None:
+    """Say that a job's kind of GPU lacks the job's precision; ``None`` if it does not, or is not known.
+
+    Args:
+        spec: The job.
+        profile: Measured profile that it is planned by, whose device counts where the job names none.
+    """
+    kind, precision = kind_of_gpu(spec.resources) or (profile and profile.device), spec.training.precision
     device = device_named(kind) if spec.resources.gpus_per_worker and kind else None
-    if device is None or device.from_ampere or precision == "fp32":
+    if device is None or precision in device.precisions:
         return None
-    return (
-        f"training.precision={precision}: {kind} GPUs have neither bf16 nor flash attention, which NVIDIA's have from "
-        "Ampere on; use fp32, or another resources.accelerator_type such as A10 or A100"
-    )
+    lacks = "no 8-bit products, which need compute capability 8.9 (from Ada on); use bf16"
+    if "bf16" not in device.precisions:
+        lacks = "neither bf16 nor flash attention, which NVIDIA's have from Ampere on; use fp32"
+    return f"training.precision={precision}: {kind} GPUs have {lacks}, or a resources.accelerator_type such as H100"
 
 
-def refuse_unfit_gpu(spec: JobSpec) -> None:
+def refuse_unfit_gpu(spec: JobSpec, profile: "MeasuredProfile | None" = None) -> None:
     """Check that a job's kind of GPU, if it names one, has figures to plan with and computes in its precision.
+
+    Args:
+        spec: The job.
+        profile: Measured profile that it is planned by; figures of its kind are then not needed.
 
     Raises:
         ValueError: It has none, with the nearest that do; or it does not.
     """
     kind = kind_of_gpu(spec.resources)
-    if spec.resources.gpus_per_worker and kind is not None and device_named(kind) is None:
+    if profile is None and spec.resources.gpus_per_worker and kind is not None and device_named(kind) is None:
         names = {each.upper(): each for each in hardware.DEVICE_BYTES}
-        nearest = ", ".join(names[each] for each in get_close_matches(kind.upper(), names, n=3, cutoff=0.4))
+        # Those with most of its letters and numbers first, sizes of memory aside, then the most alike.
+        parts = {each: {*re.findall("[A-Z]+|[0-9]+", re.sub("[0-9]+GB?", "", each))} for each in (*names, kind.upper())}
+        shared = {each: len(parts[each] & parts[kind.upper()]) for each in names}
+        close, far = (get_close_matches(kind.upper(), names, n=len(names), cutoff=share) for share in (0.6, 0.4))
+        alike = sorted((each for each in far if each in close or shared[each]), key=lambda each: -shared[each])
+        nearest = ", ".join(names[each] for each in alike[:3])
         raise ValueError(
             f"no figures are known of GPUs named {kind!r}{f' (the nearest: {nearest})' if nearest else ''}; name "
             f"one of {', '.join(hardware.DEVICE_BYTES)}, or describe it as device in the file of --cluster"
         )
-    if problem := lacks_precision(spec):
+    if problem := lacks_precision(spec, profile):
         raise ValueError(problem)
 
 
@@ -659,8 +673,8 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """Return the machine that a job's workers run on.
 
     If no kind of GPU is named, it is an A100, but of unknown memory; so is one without figures for a gang that runs on
-    it, which plans refuse (``refuse_unfit_gpu``). A node is assumed to have ``NODE_GPUS`` GPUs, each with the network
-    that its kind usually has.
+    it, which plans refuse (``refuse_unfit_gpu``). A node is assumed to have as many GPUs as those of
+    its kind usually have, and each GPU the network that it usually has.
 
     Args:
         resources: The job's resources.
@@ -670,9 +684,11 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
     kind = kind_of_gpu(resources)
     device = (device_named(kind) if kind else None) or _UNKNOWN_GPU
-    node = Level("node", NODE_GPUS, hardware.LINKS[device.link])
+    levels = [Level("node", device.node_gpus, hardware.LINKS[device.link])]
+    if device.rack_nodes > 1:
+        levels.append(replace(levels[0], name="rack", fan_out=device.rack_nodes))
     fabric = Level("fabric", _MANY, hardware.NETWORKS[device.network_gigabits])
-    return Machine(Profile.nominal(device, precision), Cluster((node, fabric)))
+    return Machine(Profile.nominal(device, precision), Cluster((*levels, fabric)))
 
 
 def captures_steps(job: JobSpec) -> bool:

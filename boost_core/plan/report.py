@@ -709,7 +709,8 @@ def network_in_words(machine: Machine) -> str:
     for level in machine.cluster.levels:
         joined = f"the {level.name}" if level is outermost else f"{level.fan_out:,} in a {level.name}"
         source = level.link.description.partition(";")[0]
-        links.append(f"{joined} at {rounded(level.link.bytes_per_second / 1e9)} GB/s a rank ({source})")
+        rate = f" at {rounded(level.link.bytes_per_second / 1e9)} GB/s a rank ({source})"
+        links.append(joined + (rate if level.fan_out > 1 else ""))
     return f"network: {', '.join(links)}"
 
 

@@ -22,7 +22,7 @@ from boost_core.config.parallelism import MOST_LAYOUTS, Layout, LayoutSizes
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan import report
-from boost_core.plan.machine import NODE_GPUS, NODE_HOST, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unfit_gpu
+from boost_core.plan.machine import NODE_HOST, NOMINAL, SPARE, Basis, Machine, device_bytes, refuse_unfit_gpu
 from boost_core.plan.memory import GIB, lack_in_words, lacking, node_bytes, rank_memory
 from boost_core.plan.recompute_mix import legal_modes
 from boost_core.plan.report import device_remedies, smaller_batches
@@ -192,7 +192,7 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
         )
 
     # Those that the job allows and whose units fit into a node, which may be larger than most that there are now.
-    node = min(max(machine.cluster.levels[0].fan_out, NODE_GPUS), gpus.max)
+    node = min(max(each.cluster.levels[0].fan_out for each in (machine, NOMINAL.machine(spec))), gpus.max)
     numbers, most_stages = numbers_of_replicas(spec.training, 1, gpus.max), spec.model.num_hidden_layers
     layouts = (
         Layout(tensor, pipeline, replicas)

@@ -515,8 +515,9 @@ def longer(other: Choice, first: Choice) -> str:
     if ratio < 0:
         larger = other.layout.world_size > first.layout.world_size
         costs = "needs more GPUs" if larger else "is less simple, or not the job's own layout"
-        return f"{-ratio:.1%} less, too little for predictions to tell apart, and {costs}"
-    return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if more[name] > 0 else "as long"
+        less = f"{-ratio:.1%} less, too little for predictions to tell apart" if ratio <= -0.0005 else "as long"
+        return f"{less}, and {costs}"
+    return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if ratio >= 0.0005 else "as long"
 
 
 def sensitivities(spec: JobSpec, gpus: int, machine: Machine, memory: float, first: Choice | None) -> Iterator[str]:
@@ -578,7 +579,7 @@ class PlanSearch(Config):
     node_gpus: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
         description="GPUs per node, if cluster is omitted; default: that of the nodes that the service sees and that "
-        "suit the job, otherwise 8.",
+        "suit the job, otherwise what their kind usually has.",
     )
     node_memory_bytes: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
         None,
@@ -602,8 +603,8 @@ class PlanSearch(Config):
         Raises:
             ValueError: The profile is of another precision, or nothing is known of the job's kind of GPU.
         """
-        if self.profile is None and (self.cluster is None or self.cluster.device is None):
-            machines.refuse_unfit_gpu(spec)
+        if self.cluster is None or self.cluster.device is None:
+            machines.refuse_unfit_gpu(spec, self.profile)
         basis = Basis(profile=self.profile, node_gpus=self.node_gpus, node_memory_bytes=self.node_memory_bytes)
         machine = basis.machine(spec) if self.cluster is None else self.cluster.machine(spec, self.profile)
         return machine.joined_at(self.network_gigabits)
@@ -673,6 +674,9 @@ def search_report(
     result = result._replace(choices=result.choices[: request.top])
     first = result.choices[0] if result.choices else None
     why = list(reasons(result, limit, machine))
+    if not spec.resources.gpus_per_worker:
+        said = f"the job asks for no GPUs: these are {counted(request.gpus, 'CPU rank')}"
+        why.insert(0, f"{said}; give --gpus {request.gpus}xH100, or set resources.gpus_per_worker: 1")
     if first is None or fastest is None:  # how many GPUs would do, by doubling their number
         gpus, took = request.gpus, 0.0
         while took < _LAST_SECONDS and 2 * gpus <= min(_MOST_GPUS, machine.cluster.size):

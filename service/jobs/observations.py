@@ -65,7 +65,7 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     job = at(record.spec, Layout.of(report), record.basis.machine(record.spec))
     return {
         "job_id": record.id, "shape": machine.shape_of(job), "tenant": record.tenant, "kind": kind,
-        "precision": job.training.precision, "base": _base(record.basis.profile, record.node_gpus),
+        "precision": job.training.precision, "base": _base(job, record.basis.profile, record.node_gpus),
         "model": model_of(job), "ratio": whole, "rest_ratio": ratios.rest,
         "communication_ratio": ratios.communication, "time": time,
     }  # fmt: skip
@@ -109,7 +109,7 @@ class Observations:
         kind, precision = kind_of_device(spec.resources), spec.training.precision
         if kind is None:
             return None
-        parameters = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
+        parameters = {"kind": kind, "precision": precision, "base": _base(spec, profile, node_gpus), "tenant": tenant}
         rows = sorted(read_rows(self.engine, _ALIKE, parameters), key=attrgetter("time"), reverse=True)
         if not rows:
             return None
@@ -127,8 +127,8 @@ class Observations:
         return Fitted.to(ran, Basis(profile=profile).machine(spec).profile.spread, kind, precision, model_of(spec))
 
 
-def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:
+def _base(spec: JobSpec, profile: MeasuredProfile | None, node_gpus: int | None) -> str:
     """A key that distinguishes predictions by their figures, formulas and node size."""
     figures = "" if profile is None else profile.model_dump_json(exclude={"cases"})
-    nodes = "" if node_gpus in (None, machine.NODE_GPUS) else f" {node_gpus}"
+    nodes = "" if node_gpus in (None, machine.machine_of(spec).cluster.levels[0].fan_out) else f" {node_gpus}"
     return sha256(f"{__version__} {figures}{nodes}".encode()).hexdigest()[:_DIGITS]

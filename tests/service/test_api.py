@@ -68,6 +68,12 @@ def changed(path: str, value: object) -> dict:
     return job
 
 
+IN_FP8_ON_AMPERE = GOOD | {
+    "model": {"preset": "60m"}, "parallelism": {}, "training": {"steps": 1, "precision": "fp8"},
+    "resources": {"gpus_per_worker": 1, "accelerator_type": "A100"},
+}  # fmt: skip
+
+
 def without(field: str) -> dict:
     return {name: value for name, value in GOOD.items() if name != field}
 
@@ -235,6 +241,7 @@ BAD = [
     (changed("training.steps", 0), "training.steps", "not 0"),
     (changed("training.steps", 10**30), "training.steps", "less than or equal to 100000000"),
     (changed("training.precision", "fp16"), "training.precision", "'fp32', 'bf16' or 'fp8', not 'fp16'"),
+    (IN_FP8_ON_AMPERE, "training.precision", "A100 GPUs have no 8-bit products"),
     (changed("optimizer.warmup_steps", 11), "optimizer.warmup_steps", "training.steps=10"),
     (changed("optimizer.learning_rate", -1), "optimizer.learning_rate", "greater than 0, not -1"),
     (changed("optimizer.betas", [0.9, 2]), "optimizer.betas[1]", "less than 1, not 2"),

@@ -2,6 +2,7 @@
 
 import re
 import sysconfig
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from boost_core.config import JobSpec
 from boost_core.hardware import DEVICES, LINKS, device_named, lacks_compiler, memory_named, peak_flops_per_second
 from boost_core.plan.machine import lacks_precision
 from boost_core.plan.report import network_in_words
-from boost_core.plan.resolve import choose_layouts
-from boost_core.plan.search import PlanSearch, search_report
+from boost_core.plan.resolve import NothingFits, choose_layouts
+from boost_core.plan.search import PlanSearch, search, search_report
 from tests.service.records import PROFILE, a_spec
 
 
@@ -54,6 +55,8 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     ("NVIDIA_H100_80GB_HBM3", 80, 3.35, "nvlink-h200"), ("A100 40 GB", 40, 1.555, "nvlink-a100"),
     ("A100-40", 40, 1.555, "nvlink-a100"), ("V100-16", 16, 0.9, "nvlink-v100"), ("A100-PCIE-40", 40, 1.555, "pcie-4"),
     ("H100-80", 80, 3.35, "nvlink-h200"), ("L4-24", 22, 0.3, "pcie-4"),
+    ("H100NVL", 94, 3.9, "pcie-5"), ("rtx4090", 24, 1.008, "pcie-4-host"), ("RTX6000 Ada", 48, 0.96, "pcie-4"),
+    ("NVIDIA RTXA6000", 48, 0.768, "pcie-4"), ("a100pcie40g", 40, 1.555, "pcie-4"),
     ("L4-24GB", 22, 0.3, "pcie-4"), ("L40-48G", 45, 0.864, "pcie-4"), ("NVIDIA GH200 480GB", 96, 4.0, "nvlink-h200"),
 ])  # fmt: skip
 def test_each_kind_has_its_own_memory_and_links(kind: str, gigabytes: int, terabytes: float, link: str) -> None:
@@ -76,7 +79,7 @@ def test_every_name_leads_to_its_device() -> None:
 @pytest.mark.parametrize(("kind", "nearest"), [
     ("H10", "H100"), ("H100-40G", "H100"), ("H100-64G", "H100"), ("A100-20G", "A100-40G"), ("A100-48G", "A100-40G"),
     ("H100-94", "H100-NVL"), ("L4-40", "L40"),
-    ("NVIDIA-A100-SXM-64GB", "A100"), ("H200-40G", "H200"), ("L40-40GB", "L40"),
+    ("NVIDIA-A100-SXM-64GB", "A100"), ("H200-40G", "H200"), ("L40-40GB", "L40"), ("H100-96GB", "H100, H100-"),
 ])  # fmt: skip
 def test_an_unknown_kind_is_refused_with_the_nearest_names(kind: str, nearest: str) -> None:
     assert device_named(kind) is None and memory_named(kind) is None
@@ -140,8 +143,43 @@ def test_kinds_before_ampere_train_in_fp32_alone(kind: str, precision: str) -> N
     with pytest.raises(ValueError, match=said):
         choose_layouts(of(precision, kind, elasticity={"layouts": "auto", "gpus": {"min": 1, "max": 2}}))
     assert re.match(said, lacks_precision(spec) or "")
-    for fits in (of("fp32", kind), of(precision, "A100")):
+    for fits in (of("fp32", kind), of(precision, "H100")):
         assert lacks_precision(fits) is None and search_report(fits, PlanSearch(gpus=2)).choices
+
+
+@pytest.mark.parametrize(("kind", "has_it"), [
+    ("A100", False), ("A10", False), ("RTX-3090", False), ("L4", True), ("RTX-4090", True), ("H100", True),
+])  # fmt: skip
+def test_kinds_before_ada_are_refused_in_fp8(kind: str, has_it: bool) -> None:
+    fields = {"model": {"preset": "60m"}, "parallelism": {}, "training": {"steps": 10, "precision": "fp8"}}
+    spec = a_spec(**fields, resources={"accelerator_type": kind, "gpus_per_worker": 1})
+    unnamed = a_spec(**fields, resources={"gpus_per_worker": 1})
+    measured = PROFILE.model_copy(update={"device": f"NVIDIA {kind}"})
+    for job, profile in ((spec, None), (spec, measured), (unnamed, measured)):
+        refused = pytest.raises(ValueError, match=rf"fp8: .*{kind} GPUs have no 8-bit products.*8\.9.*; use bf16")
+        with nullcontext() if has_it else refused:
+            assert search_report(job, PlanSearch(gpus=2, profile=profile)).choices
+
+
+@pytest.mark.parametrize(("kind", "joined"), [
+    ("GB200", "4 in a node at 720 .*, 18 in a rack at 720 .*, the fabric at 40 "), ("H100", "8 in a node at 360 "),
+    ("GH200", "1 in a node, the fabric at 40 "),
+])  # fmt: skip
+def test_tensor_parallel_ranks_stay_in_a_node_of_the_kind(kind: str, joined: str) -> None:
+    training = {"steps": 10, "sequence_length": 512, "global_batch_size": 1, "micro_batch_size": 1, "precision": "bf16"}
+    spec = a_spec(
+        model={"preset": "7b"}, parallelism={}, training=training,
+        resources={"gpus_per_worker": 1, "accelerator_type": kind},
+        elasticity={"layouts": "auto", "gpus": {"min": 8, "max": 8}},
+    )  # fmt: skip
+    machine, largest = PlanSearch(gpus=16).machine(spec), int(joined[0])
+    assert re.match(f"network: {joined}", network_in_words(machine))
+    assert max(choice.layout.tp for choice in search(spec, 16, machine, top=100).choices) == largest
+    with nullcontext() if largest == 8 else pytest.raises(NothingFits):  # one sequence is for tp 8 alone
+        assert choose_layouts(spec).layouts[0].tensor_parallel_size == 8
+    slower = machine.joined_at(100).cluster.levels
+    assert [level.link for level in slower[:-1]] == [level.link for level in machine.cluster.levels[:-1]]
+    assert slower[-1].link.bytes_per_second == 0.8 * 12.5e9
 
 
 def test_a_kind_without_figures_is_planned_by_its_measured_profile() -> None:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.base import in_lines
 from boost_core.plan import search as module
 from boost_core.plan.machine import (
     SPARE,
@@ -36,6 +37,7 @@ from boost_core.plan.search import (
     NEAR_TIE,
     Choice,
     PlanSearch,
+    longer,
     other_orders,
     reasons,
     search,
@@ -412,6 +414,9 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     assert first.startswith("most of its step is arithmetic (")
     assert str(found.choices[1]) in second
     assert "% longer: " in second
+    best = found.choices[0]
+    slower = best._replace(seconds=best.seconds.model_copy(update={"arithmetic": 1.0001 * best.seconds.arithmetic}))
+    assert longer(slower, best) == "as long" and longer(best, slower).startswith("as long, and ")
     assert found.misfit is not None
     assert found.misfit.needed > 80e9 * (1 - SPARE)
     assert found.misfit.seconds.total < found.choices[0].seconds.total
@@ -608,8 +613,11 @@ def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp
     slow = [good["levels"][0] | {"gigabytes_per_second": 0}]
     refused = run({"levels": slow})
     assert refused.exit_code == 2
-    assert "gigabytes_per_second" in refused.output
-    assert run({"levels": []}).exit_code == 2
+    assert "gigabytes_per_second" in refused.output and "at least 1 entry" not in refused.output
+    with pytest.raises(ValidationError) as wrong:
+        NetworkConfig.model_validate({"levels": slow})
+    assert in_lines(wrong.value) == "levels.0.gigabytes_per_second: should be greater than 0"
+    assert "at least 1 entry, not 0" in run({"levels": []}).output
 
 
 def test_layouts_are_not_chosen_for_one_network_and_planned_on_another(tmp_path: Path) -> None:
@@ -638,12 +646,16 @@ def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
     def run(gpus: str, *more: str) -> Any:
         return CliRunner().invoke(app, ["plan", str(file), "--gpus", gpus, *more], env={"COLUMNS": "400"})
 
-    assert json.loads(run("8xh100", "--json").stdout)["device_memory_bytes"] == 80e9
+    for spelled in ("8xh100", "8 x H100", "8X H100"):
+        assert json.loads(run(spelled, "--json").stdout)["device_memory_bytes"] == 80e9
+    assert "- the job asks for no GPUs: these are 8 CPU ranks; give --gpus 8xH100, or set" in run("8").output
     assert json.loads(run("4xRTX-4090", "--json").stdout)["device_memory_bytes"] == 24e9
     own = json.loads(run("A100-40G", "--json").stdout)
     assert [shape["device_memory_bytes"] for shape in own["shapes"]] == [40e9]
     for gpus, said in (
         ("8xP40", "GPUs named 'P40' (the nearest: L40, A40, L40S); name one of A10, "),
+        ("8xMI300X", "GPUs named 'MI300X'; name one of A10, "),
+        ("-8", "--gpus -8: give a number from 1 to 65536"),
         ("P40", "GPUs named 'P40' (the nearest"),
         ("0xH100", "--gpus 0xH100: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100"),
         ("64H100", "--gpus 64H100: give a number"),

@@ -44,8 +44,8 @@ async def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> P
     With `search`, also find the best layouts, micro-batches, schedules, ZeRO stages and recomputation for a number of
     GPUs. Seconds are predicted from the search's profile, else from that of the job's kind of GPU, else from data
     sheets; the last two are corrected by the times of earlier jobs there, unless the search gives a network. The number
-    of GPUs per node is the search's, else that of the nodes that the service sees, else 8. Layouts that need more host
-    memory than these nodes have, if that is known, do not fit.
+    of GPUs per node is the search's, else that of the nodes that the service sees, else what their kind usually has.
+    Layouts that need more host memory than these nodes have, if that is known, do not fit.
 
     Checkpoints and failures are planned with the request's `conditions`; what it leaves out is the operator's price of
     a GPU-hour, the rate at which the largest recent checkpoint of the tenant was written to the same store, and the
@@ -74,9 +74,9 @@ def _looked_up(
     fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if sent is None else None
     basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus, node_memory_bytes=node_memory)
     described = search is not None and search.cluster is not None and search.cluster.device is not None
-    if profile is None and not described:
+    if not described:
         with at_fault("resources.accelerator_type", ValueError):
-            refuse_unfit_gpu(job)
+            refuse_unfit_gpu(job, profile)
     with at_fault("search.profile", ValueError):
         machine = basis.machine(job)
     report, conditions = None, conditions_of(job, context, who.tenant, request.conditions)

@@ -1,5 +1,6 @@
 """``boost plan``: what a job needs and takes in each layout, and the best ways to train it, as tables."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,7 @@ _GPUS_HELP = (
     "Search for the best way to train the job on N GPUs, of this kind if not the job's: 64, 64xH100; H100 alone plans "
     "the job's own layouts on that kind."
 )
-_CLUSTER_HELP = "The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
+_CLUSTER_HELP = "The network's levels, as YAML (default: what the kind usually has; with --service, its nodes)."
 _NETWORK_HELP = "Gb/s of each GPU to other nodes (default: what its kind usually has, as the notes show)."
 _MTBF_HELP = (
     f"Mean time between failures of one GPU, in hours or such as 32d (default: {GPU_MTBF_HOURS:,.0f} hours, as in "
@@ -67,8 +68,8 @@ def plan(
     described = read_as(NetworkConfig, cluster) if cluster else None
     measured = read_profile(profile) if profile else None
     if gpus is not None:
-        count, _, kind = gpus.partition("x") if gpus[:1].isdecimal() else ("", "", gpus)
-        number, kind = int(count) if count.isdecimal() else None, kind.strip()
+        count, *kinds = re.split("x", gpus, maxsplit=1, flags=re.I) if re.match("[-+0-9]", gpus) else ("", gpus)
+        number, kind = int(count) if count.strip().isdecimal() else None, "".join(kinds).strip()
         if (count or not kind) and (number is None or not 1 <= number <= 65_536):
             raise BadInput(f"--gpus {gpus}: give a number from 1 to 65536, a kind of GPU, or both, such as 64xH100")
         if kind:
@@ -116,8 +117,8 @@ def plan(
                     raise BadInput("layouts: auto takes no --cluster or --network; list layouts, or give --gpus")
                 chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
-            if measured is None and (described is None or described.device is None):
-                refuse_unfit_gpu(spec)
+            if described is None or described.device is None:
+                refuse_unfit_gpu(spec, measured)
             machine = machine_of(spec, measured) if described is None else described.machine(spec, measured)
             result = plan_of(spec, machine.joined_at(network), conditions)
         else:
