@@ -123,56 +123,38 @@ def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
 def _play_one_stage(stages: Sequence[StageSeconds], micro_batches: int) -> list[float]:
     """Simulate 1f1b, whose ranks wait for each transfer.
 
-    A rank's passes are numbered. ``free`` is when it turns to the transfers after a pass. It then posts the transfer of
-    that pass's output together with that of the next pass's input.
+    ``free`` is when a rank turns to the transfers after its last pass. It then posts the transfer of that pass's output
+    together with that of the next pass's input; but while the pipeline fills and drains, it waits for the former only
+    after the next pass. ``before`` is when it was free before its last forward pass while filling, later before its
+    last backward pass.
     """
-    size, count = len(stages), 2 * micro_batches
-    ahead = [min(micro_batches, size - rank) for rank in range(size)]
-    listed = [passes("1f1b", size, rank, micro_batches) for rank in range(size)]
-    # The numbers of each rank's forward and of its backward passes.
-    numbers = [
-        [[number for number, each in enumerate(own) if each.kind == kind] for kind in (FORWARD, BACKWARD)]
-        for own in listed
+    size = len(stages)
+    forward, sends = [each.forward for each in stages], [each.send for each in stages]
+    backward = [each.backward + each.weights for each in stages]
+    free, before = [0.0] * size, [0.0] * size
+    for turn in range(size):  # the forward passes before each rank's first backward pass
+        for rank in range(turn, -1, -1):
+            if turn - rank < micro_batches:
+                own = free[rank]
+                ended = (max(free[rank - 1], own) + sends[rank - 1] if rank else own) + forward[rank]
+                sent = max(own, before[rank + 1]) + sends[rank] if rank < turn else 0.0
+                before[rank], free[rank] = own, max(ended, sent)
+    for turn in range(micro_batches):  # the backward pass of each rank, the last first, and the forward pass after it
+        for rank in range(size - 1, -1, -1):
+            own = free[rank]
+            begun = max(own, free[rank + 1]) + sends[rank] if rank + 1 < size else own
+            ended = begun + backward[rank]
+            if turn <= micro_batches - size + rank:
+                if rank + 1 < size:
+                    free[rank + 1] = begun + forward[rank + 1]  # the same exchange was of its input
+            elif turn and rank:
+                ended = max(ended, max(own, before[rank - 1]) + sends[rank - 1])
+            before[rank], free[rank] = own, ended
+        if turn < micro_batches - size:
+            free[0] += forward[0]
+    return [
+        max(free[rank], max(free[rank], before[rank - 1]) + sends[rank - 1] if rank else 0.0) for rank in range(size)
     ]
-    ended: list[list[float]] = [[] for _ in stages]
-    free: list[list[float]] = [[] for _ in stages]
-
-    def transferred(rank: int, number: int, receives: bool) -> float | None:
-        """When a pass has its input, or its output has been sent; ``None`` while unknown."""
-        kind, _, micro_batch = listed[rank][number]
-        other = rank - 1 if (kind == FORWARD) == receives else rank + 1
-        if not 0 <= other < size:
-            return 0.0
-        its = numbers[other][kind][micro_batch]
-        source, sends, target, receive = (other, its, rank, number) if receives else (rank, number, other, its)
-        there, here = free[source], free[target]
-        if len(there) <= sends or len(here) < receive:
-            return None
-        return max(there[sends], here[receive - 1] if receive else 0.0) + stages[min(source, target)].send
-
-    waiting = list(range(size))
-    while waiting:
-        for rank in waiting:
-            # Compute the rank's next pass, or turn to its transfers, as long as everything it waits for is known.
-            while (number := len(free[rank])) < count:
-                steady = ahead[rank] <= number <= count - ahead[rank]  # forward and backward alternate
-                if number < len(ended[rank]):
-                    wait = 0.0 if steady or not number else transferred(rank, number - 1, receives=False)
-                    if wait is None:
-                        break
-                    free[rank].append(max(ended[rank][-1], wait))
-                    continue
-                received = transferred(rank, number, receives=True)
-                together = number and (steady or number == ahead[rank])
-                sent = transferred(rank, number - 1, receives=False) if together else 0.0
-                if received is None or sent is None:
-                    break
-                stage, forward = stages[rank], listed[rank][number].kind == FORWARD
-                begun = max(received, sent, free[rank][-1] if number else 0.0)
-                ended[rank].append(begun + (stage.forward if forward else stage.backward + stage.weights))
-        waiting = [rank for rank in waiting if len(free[rank]) < count]
-    lasts = (transferred(rank, count - 1, receives=False) for rank in range(size))
-    return [max(each[-1], last or 0.0) for each, last in zip(free, lasts, strict=True)]
 
 
 def _play_two_stages(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
