@@ -96,7 +96,7 @@ def fastest(instance: Instance, below: float = inf, all_cuts: bool = True) -> fl
     for job in _ways(instance):
         layout = Layout.of(job.parallelism)
         step = Step(job, layout, instance.machine)
-        if job.training.micro_batches(layout.dp) * step.of_a_micro_batch() / layout.pp >= best:
+        if job.training.micro_batches(layout.dp) * step.of_a_micro_batch()[0] / layout.pp >= best:
             continue
         for stages in _cuts(job) if all_cuts else [cut(job.model, job.parallelism, job.training.sequence_length)]:
             step = Step(job, layout, instance.machine)

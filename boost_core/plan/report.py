@@ -366,7 +366,9 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             context_parallel_size=each.cp, world_size=each.world_size, memory_bytes=needed, fits_device=fits,
             step_seconds=seconds,
         ))  # fmt: skip
-        gives = f"gives each rank {length // layout.cp:,} tokens of a sequence:" if each == layout else "would take"
+        gives = f"gives each rank {length // layout.cp:,} tokens of a sequence:"
+        if each != layout:
+            gives = f"with dp {each.dp} and the same tp, pp, micro-batch and schedule would take"
         lacks = ", more than it has" if fits is False else ""
         texts.append(
             f"cp {each.cp} {gives} {needed / GIB:.1f} GiB per rank{lacks}, and {rounded(seconds)} s per step on "

@@ -35,7 +35,7 @@ from pydantic import Field
 from boost_core.architecture import parameter_count
 from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
-from boost_core.config.parallelism import MOST_CONTEXT, Layout, divisors
+from boost_core.config.parallelism import MOST_CONTEXT, Layout, divisors, strategy_problems
 from boost_core.hardware import BYTES
 from boost_core.messages import PROVENANCE, Provenance
 from boost_core.plan import machine as machines
@@ -209,8 +209,8 @@ class _Search:
         self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
     def run(self) -> SearchResult:
-        for shape, numbers, seconds in self._shapes():
-            self._push_shape(shape, numbers, seconds)
+        for each in self._shapes():
+            self._push_shape(*each)
         while self._queue:
             bound, _, look = heappop(self._queue)
             if bound > self._slowest_returned():
@@ -273,8 +273,12 @@ class _Search:
         of_host = lacking(node_bytes(memory, step.layout, self._machine), self._machine)
         return max(0.0, memory.total - self._limit) + of_host
 
-    def _shapes(self) -> Iterator[tuple[_Shape, Sequence[int], float]]:
-        """All combinations, their numbers of replicas, largest first, and a lower bound on a micro-batch's seconds."""
+    def _shapes(self) -> Iterator[tuple[_Shape, Sequence[int], float, float]]:
+        """All combinations, their numbers of replicas, largest first, and bounds.
+
+        A step takes at least some seconds for each micro-batch, and for some more while the pipeline fills and drains
+        (``Step.at_least_however_cut``).
+        """
         spec, training, gpus = self._spec, self._spec.training, self._gpus
         node, layers = self._machine.cluster.levels[0].fan_out, spec.model.num_hidden_layers
         batch = training.common_batch
@@ -286,13 +290,14 @@ class _Search:
             most_context = min(gpus // tensor, MOST_CONTEXT, max(1, training.sequence_length // _FEWEST_TOKENS))
             for context in (1 << power for power in range(most_context.bit_length())):
                 alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0], spec.parallelism.optimizer_offload)
-                whole = self._step(alone).of_a_micro_batch()
+                whole, behind = self._step(alone).of_a_micro_batch()
                 for pipeline in range(1, min(_MOST_STAGES, layers, gpus // (tensor * context)) + 1):
                     replicas = [number for number in numbers if number * tensor * pipeline * context <= gpus]
                     for schedule in self._schedules if pipeline > 1 else _SCHEDULES[:1]:
-                        yield alone._replace(pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
+                        more = behind * (pipeline - 1) if schedule == "1f1b" else 0.0
+                        yield alone._replace(pipeline=pipeline, schedule=schedule), replicas, whole / pipeline, more
 
-    def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
+    def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float, more: float) -> None:
         """Queue a combination with the largest of some numbers of replicas; the others follow later."""
         training = self._spec.training
         while replicas:
@@ -302,10 +307,10 @@ class _Search:
                 rest = replicas
 
                 def look(_: float, number: int = number, rest: Sequence[int] = rest) -> None:
-                    self._push_shape(shape, rest, seconds)
+                    self._push_shape(shape, rest, seconds, more)
                     self._look_at(shape, number)
 
-                heappush(self._queue, (micro_batches * seconds, next(self._numbers), look))
+                heappush(self._queue, ((micro_batches + more) * seconds, next(self._numbers), look))
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
@@ -391,8 +396,12 @@ class _Search:
     def _step(self, shape: _Shape) -> Step:
         """The memory of one replica without recomputation; its passes do not depend on the number of replicas."""
         if shape not in self._steps:
-            job = self._job(shape, 1)
-            self._steps[shape] = Step(job, Layout.of(job.parallelism), self._machine)
+            job, piped = self._job(shape, 1), shape._replace(pipeline=2, schedule=_SCHEDULES[0])
+            if shape.pipeline > 1 and shape != piped:
+                self._steps[shape] = self._step(piped).keeping(job)
+            else:
+                self._steps[shape] = Step(job, Layout.of(job.parallelism), self._machine)
+                _ = self._steps[shape].blocks  # computed once for all numbers of stages
         return self._steps[shape]
 
     def _job(self, shape: _Shape, replicas: int) -> JobSpec:
@@ -432,38 +441,42 @@ def search_as_reported(
 def simplest_first(choices: Sequence[Choice], own: Layout) -> Sequence[Choice]:
     """Move the best of the choices that are about as fast as the fastest to the front.
 
-    That is the one with the fewest GPUs; then with replicas as in the job's ``own`` layout; then the simplest. Simple
-    is what does without, in this order: the host, stages, a schedule of several stages and a cut of its own, several
-    modes of recomputation, context and tensor parallel ranks.
+    That is the one that ``_drawbacks`` speaks least against, and of those that it does not tell apart the fastest.
 
     Args:
         choices: The choices, fastest first.
         own: The job's own layout.
     """
     near = [each for each in choices if each.seconds.total <= choices[0].seconds.total * (1 + NEAR_TIE)]
-
-    def effort(choice: Choice) -> tuple[float, ...]:
-        parallelism = choice.job.parallelism
-        modes = parallelism.modes_of_all(choice.job.model.num_hidden_layers)
-        on_host = parallelism.keeps_on_host or parallelism.optimizer_offload > 0
-        own_cut = parallelism.pipeline_layers_per_stage is not None
-        stages = choice.layout.pp if choice.layout.pp == 1 else parallelism.stages
-        simple = on_host, stages, own_cut, len(modes), choice.layout.cp, choice.layout.tp
-        return choice.layout.world_size, choice.layout.per_replica != own.per_replica, *simple
-
     if not near:
         return choices
-    first = min(near, key=effort)
+    first = min(near, key=lambda choice: (*_drawbacks(choice, own).values(), choice.seconds.total))
     return [first, *(each for each in choices if each is not first)]
 
 
-def reasons(result: SearchResult, device_bytes: float, machine: Machine) -> Iterator[str]:
-    """Explain why the first choice is the best."""
+def _drawbacks(choice: Choice, own: Layout | None) -> dict[str, float]:
+    """What speaks against a choice that is about as fast as others, the most important first."""
+    parallelism, layout = choice.job.parallelism, choice.layout
+    complications = ["layers by stage"] if parallelism.pipeline_layers_per_stage else []
+    if len(parallelism.modes_of_all(choice.job.model.num_hidden_layers)) > 1:
+        complications.append("several modes of recomputation")
+    complications += ["context parallelism"] if layout.cp > 1 else []
+    return {
+        "needs more GPUs": layout.world_size,
+        "is not the job's own layout": own is not None and layout.per_replica != own.per_replica,
+        "uses the hosts' memory": parallelism.keeps_on_host or parallelism.optimizer_offload > 0,
+        "has more pipeline stages": 1 if layout.pp == 1 else parallelism.stages,
+        f"is less simple ({', '.join(complications)})": len(complications),
+    }
+
+
+def reasons(result: SearchResult, device_bytes: float, machine: Machine, own: Layout | None = None) -> Iterator[str]:
+    """Explain why the first choice is the best; ``own`` as for ``simplest_first``."""
     if result.choices:
         first, *others = result.choices
         yield f"most of its step is {largest_part(first)}"
         if others:
-            yield f"the next best, {others[0]}, takes {longer(others[0], first)}"
+            yield f"the next best, {others[0]}, takes {longer(others[0], first, own)}"
         yield from because_of_hosts(first, device_bytes * (1 - SPARE), machine)
     if result.misfit is not None:
         lacks = result.misfit.needed - device_bytes * (1 - SPARE)
@@ -507,16 +520,16 @@ def largest_part(choice: Choice) -> str:
     return f"{name} ({seconds / choice.seconds.total:.0%})"
 
 
-def longer(other: Choice, first: Choice) -> str:
-    """Say by how much one choice is slower, and which part contributes most."""
+def longer(other: Choice, first: Choice, own: Layout | None = None) -> str:
+    """Say by how much one choice is slower, and which part contributes most; if it is faster, why it is not first."""
     more = {name: there - first.parts[name] for name, there in other.parts.items()}
     name = max(more, key=lambda name: more[name])
     ratio = other.seconds.total / first.seconds.total - 1
     if ratio < 0:
-        larger = other.layout.world_size > first.layout.world_size
-        costs = "needs more GPUs" if larger else "is less simple, or not the job's own layout"
+        both = zip(_drawbacks(other, own).items(), _drawbacks(first, own).values(), strict=True)
+        costs = next((f", but {drawback}" for (drawback, there), here in both if there > here), "")
         less = f"{-ratio:.1%} less, too little for predictions to tell apart" if ratio <= -0.0005 else "as long"
-        return f"{less}, and {costs}"
+        return less + costs
     return f"{ratio:.1%} longer: {rounded(more[name])} s more of {name}" if ratio >= 0.0005 else "as long"
 
 
@@ -670,14 +683,16 @@ def search_report(
     device = device_bytes(spec.resources, machine)
     limit = inf if device is None else device
     result = search_as_reported(spec, request.gpus, machine, limit, request.top)
-    fastest = min(result.choices, key=lambda choice: choice.seconds.total, default=None)
-    result = result._replace(choices=result.choices[: request.top])
     first = result.choices[0] if result.choices else None
-    why = list(reasons(result, limit, machine))
+    used = 0 if first is None else first.layout.world_size
+    with_more = (choice for choice in result.choices if choice.layout.world_size > used)
+    more = min(with_more, key=lambda choice: choice.seconds.total, default=None)
+    result = result._replace(choices=result.choices[: request.top])
+    why = list(reasons(result, limit, machine, Layout.of(spec.parallelism)))
     if not spec.resources.gpus_per_worker:
         said = f"the job asks for no GPUs: these are {counted(request.gpus, 'CPU rank')}"
         why.insert(0, f"{said}; give --gpus {request.gpus}xH100, or set resources.gpus_per_worker: 1")
-    if first is None or fastest is None:  # how many GPUs would do, by doubling their number
+    if first is None:  # how many GPUs would do, by doubling their number
         gpus, took = request.gpus, 0.0
         while took < _LAST_SECONDS and 2 * gpus <= min(_MOST_GPUS, machine.cluster.size):
             gpus *= 2
@@ -688,7 +703,7 @@ def search_report(
             took = time.thread_time() - begun
         else:
             why.append(f"{gpus:,} GPUs would not do")
-    elif (used := first.layout.world_size) < request.gpus:
+    elif used < request.gpus:
         batch, replica = spec.training.common_batch, used // first.layout.dp
         whole = batch == spec.training.global_batch_size
         sequences = (
@@ -698,14 +713,22 @@ def search_report(
         fewer = sum(number <= request.gpus for number in numbers)
         among = f"among {', '.join(f'{number:,}' for number in numbers[max(fewer - 3, 0) : fewer + 1])}"
         each = f"here of {counted(replica, 'GPU')} each"
-        if (more := fastest.layout.world_size) > used:
-            less = 1 - fastest.seconds.total / first.seconds.total
-            reason = f"with {more:,} a step takes {less:.1%} less, too little for predictions to tell apart"
-        elif batch % most:
-            reason = f"{sequences} do not divide among {most:,} replicas, but {among}, {each}"
+        reason = "" if batch % most else "layouts with more take longer; "
+        if more is not None and (less := 1 - more.seconds.total / first.seconds.total) > 0:
+            takes = f"{less:.1%} less, too little for predictions to tell apart"
+            reason = f"with {more.layout.world_size:,} a step takes {takes}"
         else:
-            reason = f"layouts with more take longer; {sequences} divide {among} replicas, {each}"
+            if more is not None:
+                reason = f"with {more.layout.world_size:,}, {more.layout}, a step takes {-less:.1%} longer; "
+            many = f"do not divide among {most:,} replicas, but {among}" if batch % most else f"divide {among} replicas"
+            reason += f"{sequences} {many}, {each}"
         why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")
+    if used < request.gpus:  # perhaps as the model cannot be split among tensor parallel ranks
+        sizes = range(2, min(machine.cluster.levels[0].fan_out, request.gpus) + 1)
+        problems = [strategy_problems(spec.model, spec.parallelism.at(Layout(size, 1, 1))) for size in sizes]
+        of_sizes = [[each.message for each in of if each.field[-1] == "tensor_parallel_size"] for of in problems]
+        if of_sizes and all(of_sizes):
+            why.append(f"tensor parallelism is ruled out: {of_sizes[0][0]}")
     why += [f"device: {machine.profile.description}", report.network_in_words(machine)]
     why += report.published_in_words(spec)
     if spec.resources.gpus_per_worker and device is None:

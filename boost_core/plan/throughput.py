@@ -510,11 +510,14 @@ class Step:
         return other
 
     def keeping(self, job: JobSpec) -> "Step":
-        """That of the job cut into other stages, or with other modes of those that were named."""
+        """That of the job cut into other stages, also as many more, or with other modes of those that were named."""
         other = copy(self)
         for name in ("_reduced", "_ranks"):
             other.__dict__.pop(name, None)
-        other.job = job
+        if job.parallelism.pipeline_parallel_size == self.layout.pp:
+            other.job = job
+        else:
+            other._place(job, Layout.of(job.parallelism))
         other._cut()
         return other
 
@@ -583,10 +586,10 @@ class Step:
         ranks = zip(ended, self._reduced, strict=True)
         return max(end + factors.communication * reductions[rank] for end, rank in ranks)
 
-    def of_a_micro_batch(self) -> float:
-        """What all pipeline ranks together compute and exchange for a micro-batch at least, as ``at_least`` has it."""
-        ranks = [rank.corrected(self._least) for rank in self._ranks]
-        return sum(rank.arithmetic + rank.exchange for rank in ranks)
+    def of_a_micro_batch(self) -> tuple[float, float]:
+        """What a replica computes and exchanges for a micro-batch at least, and a block's share outside forward."""
+        whole, (block,) = sum(sum(rank.corrected(self._least)[:2]) for rank in self._ranks), self.blocks.values()
+        return whole, 1 - block.passes(self._least)[0] / block.total(self._least)
 
     def parts(self) -> StepParts:
         """The step's seconds, by the formula."""
@@ -698,7 +701,7 @@ class Step:
         if factors in self._cached_stages:
             return self._cached_stages[factors]
         seconds, (head_forward, head_backward) = self._profile.seconds, self._head_exchanges
-        ranks = []
+        ranks, blocks = [], {mode: block.passes(factors) for mode, block in self.blocks.items()}
         for own in self._stages:
             taking = []
             for stage in own:
@@ -706,10 +709,9 @@ class Step:
                 gather, host_copy = self._before_backward(stage)
                 backward = factors.communication * gather + factors.rest * host_copy
                 for mode, count in self.job.parallelism.modes(stage.index, len(stage.layers)):
-                    of_forward, of_backward, of_weights = self.blocks[mode].passes(factors)
-                    forward += count * of_forward
-                    backward += count * of_backward
-                    weights += count * of_weights
+                    forward += count * blocks[mode][0]
+                    backward += count * blocks[mode][1]
+                    weights += count * blocks[mode][2]
                 if stage.first:  # nearly all of its work is backward
                     looked_up, returned = self._embedding_exchanges
                     forward += factors.communication * looked_up

@@ -136,7 +136,7 @@ def memory_times() -> float:
     seen = searching._Search(spec, 1024, machine, 0.0, 1, ORDER, 0.0)
     jobs = [
         each
-        for shape, replicas, _ in seen._shapes()
+        for shape, replicas, *_ in seen._shapes()
         for recompute in ("none", "latent", "full")
         if not layout_problems(
             (each := seen._job(shape, replicas[0]).with_parallelism(recompute=recompute)).model,

@@ -67,16 +67,16 @@ def test_a_block_of_7b_on_four_gpus_is_hidden_by_its_forward_pass_in_slices_but_
 def test_the_host_spares_recomputation() -> None:
     spec, layout = job(2, 2), Layout(2, 1, 1)
     without, found = (at(spec, layout, basis.machine(spec)) for basis in (Basis(), HOSTS))
-    assert without.parallelism.recompute_text == "full 29 + shared 2 + latent 1"
-    assert found.parallelism.recompute_text == "offload 28 + latent 1 + none 3"
+    assert without.parallelism.recompute_text == "full 28 + shared 3 + latent 1"
+    assert found.parallelism.recompute_text == "offload 26 + latent 3 + none 3"
     on = HOSTS.machine(spec)
     slow, fast = (step_seconds(each, layout, on) for each in (without, found))
-    assert slow / fast == pytest.approx(1.086, abs=0.001)
+    assert slow / fast == pytest.approx(1.085, abs=0.001)
     assert offload_seconds(found, layout, on) == 0  # all of it behind passes
     memory = rank_memory(found, layout)
     assert memory.total <= 40e9 * (1 - SPARE)
-    # 28 blocks' slices of two sequences' tokens, for each of two ranks, and their copies of the state.
-    kept = 28 * 2 * TOKENS * ((7 * 1024 // 2 + 2 * 4096 // 2) * 2 + 6)
+    # 26 blocks' slices of two sequences' tokens, for each of two ranks, and their copies of the state.
+    kept = 26 * 2 * TOKENS * ((7 * 1024 // 2 + 2 * 4096 // 2) * 2 + 6)
     assert memory.host == kept
     assert node_bytes(memory, layout, on) == 2 * (kept + memory.copies) < 10**12
 
@@ -85,9 +85,9 @@ def test_a_job_that_fits_no_gpu_otherwise_trains() -> None:
     spec, layout = job(4, 8), Layout(4, 1, 1)
     refused = nothing_fits(spec, Basis().machine(spec))
     assert refused is not None
-    assert "41.3 GiB of 37.3 GiB" in refused
+    assert "39.5 GiB of 37.3 GiB" in refused
     assert nothing_fits(spec, HOSTS.machine(spec)) is None
-    assert at(spec, layout, HOSTS.machine(spec)).parallelism.recompute_text == "offload 29 + latent 2 + none 1"
+    assert at(spec, layout, HOSTS.machine(spec)).parallelism.recompute_text == "offload 28 + latent 2 + none 2"
     copies = rank_memory(job(4, 8, recompute="full"), layout).copies
     little = Basis(node_memory_bytes=4 * copies + 10**9).machine(spec)  # less than a block of each rank
     assert nothing_fits(spec, little) is not None
@@ -100,8 +100,8 @@ def test_blocks_are_given_their_gpus_share_of_a_host_beside_recovery_copies() ->
         layout = Layout.of(spec.parallelism)
         return at(spec, layout, basis.machine(spec)).parallelism.modes_of_all(BLOCKS).get("offload", 0)
 
-    assert 0 < away(600) < away(640) < 28  # of 539 GB the copies of eight ranks like these two
-    assert away(640, fault_tolerance={"memory_copy_every_steps": None}) == 28
+    assert 0 < away(600) < away(640) < 26  # of 539 GB the copies of eight ranks like these two
+    assert away(640, fault_tolerance={"memory_copy_every_steps": None}) == 26
     replicas = {"parallelism": {"tensor_parallel_size": 2, "data_parallel_size": 4, "recompute": "auto"}}
     assert away(160, **replicas) < away(300, **replicas)  # ZeRO leaves each a quarter of the copies
 
@@ -119,8 +119,8 @@ def test_a_measured_bus_decides() -> None:
         (shape,) = plan(spec, basis.machine(spec)).shapes
         assert demand_of(spec, basis).seconds(layout) == shape.step_seconds
         found[bandwidth] = shape.recompute
-    assert found[25e9].startswith("offload 28 + ")
-    assert found[2e9].startswith("full 29 + ")
+    assert found[25e9].startswith("offload 26 + ")
+    assert found[2e9].startswith("full 28 + ")
 
 
 def test_all_parts_of_the_service_have_the_same_modes() -> None:
@@ -168,7 +168,7 @@ def test_chosen_layouts_use_hosts_and_are_no_slower_for_it() -> None:
         assert after <= before
     replicas = next(each for each in found.layouts if each.layout == "tp 1 × pp 1 × dp 8")
     assert replicas.recompute == "offload 30 + none 2"
-    assert any("crosses the bus in" in why and "on the GPU, 7.2 GiB per GPU are lacking" in why for why in replicas.why)
+    assert any("crosses the bus in" in why and "on the GPU, 6.9 GiB per GPU are lacking" in why for why in replicas.why)
     on_cpus = left(resources={"gpus_per_worker": 0})
     assert {each.recompute for each in choose_layouts(on_cpus, HOSTS).layouts} == {"none"}
     with pytest.raises(NothingFits):

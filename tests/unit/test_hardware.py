@@ -278,10 +278,11 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
     )  # fmt: skip
     report = search_report(odd, PlanSearch(gpus=4))
     assert report.choices[0].world_size == 3
-    used = (
-        "3 of 4 GPUs are used: 15 sequences per step do not divide among 4 replicas, but among 1, 3, 5, here of 1 GPU"
-    )
-    assert f"{used} each" in report.why
+    longer = min(each.step_seconds for each in report.choices if each.world_size == 4) / report.choices[0].step_seconds
+    assert (
+        f"3 of 4 GPUs are used: with 4, tp 1 × pp 4 × dp 1, a step takes {longer - 1:.1%} longer; "
+        "15 sequences per step do not divide among 4 replicas, but among 1, 3, 5, here of 1 GPU each"
+    ) in report.why
     assert report.choices[0].total_seconds == pytest.approx(1000 * report.choices[0].step_seconds)
     assert report.choices[0].gpu_hours == pytest.approx(3 * report.choices[0].total_seconds / 3600)
     indivisible = odd.model_copy(update={"training": odd.training.model_copy(update={"global_batch_size": 22})})
@@ -302,3 +303,15 @@ def test_a_search_says_how_many_gpus_would_do_and_why_some_are_not_used() -> Non
         "2 sequences, the greatest common divisor of all batch sizes, do not divide among 4 replicas, but" in why
         for why in search_report(grows, PlanSearch(gpus=4)).why
     )
+
+
+def test_a_search_says_why_there_are_no_tensor_parallel_ranks() -> None:
+    training = {"sequence_length": 512, "micro_batch_size": 1, "steps": 10, "precision": "bf16", "global_batch_size": 2}
+    gpu = {"gpus_per_worker": 1, "accelerator_type": "H100"}
+    for size, ruled_out in ((5461, True), (5462, False)):
+        model = {"preset": "1b", "vocab_size": 32_000, "family": "dense", "intermediate_size": size}
+        report = search_report(
+            a_spec(model=model, training=training, resources=gpu, parallelism={}), PlanSearch(gpus=8)
+        )
+        why = "tensor parallelism is ruled out: 2 does not divide model.intermediate_size=5461; use 1, or round up to "
+        assert (f"{why}model.intermediate_size=5462" in report.why) == ruled_out

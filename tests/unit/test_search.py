@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.base import in_lines
+from boost_core.config.parallelism import StageModes
 from boost_core.plan import search as module
 from boost_core.plan.machine import (
     SPARE,
@@ -48,7 +49,7 @@ from boost_core.plan.search import (
 )
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.throughput import ORDER, Step, StepParts
-from boost_core.terminal import rounded
+from boost_core.terminal import rounded, size_in_words
 from service.cli.main import app
 from tests.planning_truth import drawn, fastest, replayed_parts
 
@@ -207,6 +208,25 @@ def test_of_what_is_about_as_fast_the_fewest_gpus_come_first_then_the_jobs_own_l
     assert [*ordered] == ([] if first is None else [given[first], *given[:first], *given[first + 1 :]])
 
 
+def test_of_choices_about_as_fast_the_one_with_fewer_complications_comes_first_and_the_text_says_so() -> None:
+    def choice(seconds: float, layout: Layout, **parallelism: Any) -> Choice:
+        parts = StepParts(arithmetic=seconds, exchange=0, sends=0, idle=0, reduction=0, update=0)
+        return Choice(job().with_parallelism(**layout.sizes, **parallelism), parts, 0)
+
+    layers = job().model.num_hidden_layers
+    mixed = StageModes(full=1, none=layers // 2 - 1), StageModes(none=layers // 2)
+    own_cut = choice(1.01, Layout(1, 2, 4), pipeline_layers_per_stage=(layers // 2 + 1, layers // 2 - 1))
+    slower = choice(1.04, Layout(2, 2, 2), pipeline_layers_per_stage=(layers // 2 + 1, layers // 2 - 1))
+    twice = choice(1.0, Layout(1, 2, 2, 2), recompute=mixed)
+    ordered = simplest_first([twice, own_cut, slower], OWN)
+    assert ordered[0] is slower, "the job's own sizes"
+    ordered = simplest_first([twice, own_cut, slower], Layout(1, 1, 8))
+    assert [*ordered] == [own_cut, twice, slower]
+    _, why = reasons(module.SearchResult(ordered, None, 3), 80e9, machine(job()), Layout(1, 1, 8))
+    less = "takes 1.0% less, too little for predictions to tell apart, but is less simple"
+    assert why.endswith(f"{less} (several modes of recomputation, context parallelism)")
+
+
 def test_gpus_that_gain_less_than_predictions_can_tell_stay_unused() -> None:
     training = {"steps": 10, "sequence_length": 256, "global_batch_size": 32, "micro_batch_size": 1,
                 "precision": "bf16"}  # fmt: skip
@@ -256,6 +276,12 @@ def test_no_cut_takes_less_than_the_least_that_is_taken_of_all() -> None:
         on = random.choice((small.machine, replace(small.machine, fitted=_corrections(random, jobs[0]))))
         steps = [Step(each, layout, on) for each in jobs]
         played = [step.played() * (1 + 1e-9) for step in steps]
+        one = jobs[0].with_parallelism(pipeline_parallel_size=1, pipeline_schedule="1f1b")
+        whole, behind = Step(one, Layout(layout.tp, 1, 1), on).of_a_micro_batch()
+        more = behind * (size - 1) if schedule == "1f1b" else 0.0
+        assert (jobs[0].training.micro_batches(1) + more) * whole / size <= min(played)
+        two = jobs[0].with_parallelism(pipeline_parallel_size=2, pipeline_schedule="1f1b")
+        assert Step(two, Layout(layout.tp, 2, 1), on).keeping(jobs[0]).played() == steps[0].played()
         assert steps[0].at_least_however_cut() <= min(played)
         assert all(step.at_least() <= seconds for step, seconds in zip(steps, played, strict=True))
 
@@ -416,7 +442,7 @@ def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -
     assert "% longer: " in second
     best = found.choices[0]
     slower = best._replace(seconds=best.seconds.model_copy(update={"arithmetic": 1.0001 * best.seconds.arithmetic}))
-    assert longer(slower, best) == "as long" and longer(best, slower).startswith("as long, and ")
+    assert longer(slower, best) == longer(best, slower) == "as long"
     assert found.misfit is not None
     assert found.misfit.needed > 80e9 * (1 - SPARE)
     assert found.misfit.seconds.total < found.choices[0].seconds.total
@@ -506,7 +532,7 @@ def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
     spec = job(preset, 4096)
     found = search(spec, 1024, machine(spec, host=host), device)
     assert len(found.choices) == 5
-    assert found.timed < 500
+    assert found.timed < 280
     assert calls["rank"] < (8_000 if host is None else 16_000)  # some 30 µs each
     assert calls["__init__"] < 1200  # mixes of modes take one of each mode
     assert calls["memory"] < 300
@@ -544,6 +570,9 @@ def test_a_search_says_what_is_published_for_the_preset_and_the_jobs_sizes(tmp_p
     shown = CliRunner().invoke(app, ["plan", str(file), "--gpus", "8"], env={"COLUMNS": "200"})
     assert "tokens per step  131,072, 1.31 million in all 10 steps" in shown.stdout
     assert "published for CoLA 7B (arXiv 2502.10940): learning rate 0.001 at 131,072 tokens per step" in shown.stdout
+    hosts = [each.node_host_bytes for each in search_report(spec, PlanSearch(gpus=8)).choices]
+    assert max(hosts) > hosts[0]
+    assert f"hosts: up to {size_in_words(hosts[0])} per node" in shown.stdout
 
 
 @pytest.mark.full
@@ -561,6 +590,7 @@ def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
     for other in others:
         better = other.step_seconds * (1 + NEAR_TIE) < own.step_seconds and other.world_size <= 16
         assert not better or other.memory_bytes > 80e9 * (1 - SPARE)
+        assert f"cp {other.context_parallel_size} with dp " in context.why[0]
     assert search_report(job(), PlanSearch(gpus=8, top=1)).context is None
 
 

@@ -220,8 +220,7 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         facts = [("first", first.text), ("a step", f"four in five from {rounded(low, 2)} to {rounded(high, 2)} s")]
         facts += [line.partition(": ")[::2] for line in first.words]
         print_facts(facts, _INDENT)
-        most = max(each.node_host_bytes for each in report.choices)
-        if most and report.node_memory_bytes is None:
+        if (most := first.node_host_bytes) and report.node_memory_bytes is None:
             unchecked = "the memory of the nodes is unknown and not checked"
             say(f"hosts: up to {size_in_words(most)} per node for state and copies; {unchecked}")
     else:
