@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 MOST_FILES = 234  # with code
 MOST_CODE_LINES = 38_000
-MOST_FUNCTIONS = 75.3  # per 1,000 code lines; 75 is wanted
+MOST_FUNCTIONS = 75.1  # per 1,000 code lines; 75 is wanted
 LEAST_SHARE_OF_LARGE_FILES = 0.58  # of the code, in files of LARGE code lines and more
 MOST_SMALL_NEIGHBOURS = 8  # modules of at most SMALL code lines that only one module imports, in the same folder
 MOST_IN_CIRCLES = 0  # modules that import themselves by way of others, for type checking included
