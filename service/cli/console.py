@@ -24,7 +24,7 @@ from yaml import YAMLError
 from boost_core.config import JobSpec, load_job
 from boost_core.config.base import StoreUnusable, in_lines, read_yaml, stores_in_words
 from boost_core.plan.machine import MeasuredProfile
-from boost_core.terminal import columns_here, printable, table_lines, wrapped
+from boost_core.terminal import UNLIMITED, columns_here, printable, table_lines, wrapped
 from service.client import ApiError, ServiceUnreachable
 from service.models.problems import job_errors
 from service.settings import Settings
@@ -107,9 +107,10 @@ class PlainTable:
             yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table."""
-    Terminal().print(PlainTable(columns, [*rows]), crop=False)
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, reported: bool = False) -> None:
+    """Print a table; one that is ``reported`` is read rather than searched: at 80 columns in a pipe, too."""
+    width = 80 if reported and columns_here() == UNLIMITED else None
+    Terminal().print(PlainTable(columns, [*rows]), crop=False, width=width)
 
 
 def print_answer(

@@ -263,6 +263,19 @@ def test_a_table_that_fits_has_a_line_a_row() -> None:
     assert table_lines(("A", "B"), [("1", "two words")], 20) == (["A  B"], ["1  two words"])
 
 
+@pytest.mark.parametrize("options", [(), ("--gpus", "16xH100")])
+def test_a_plans_table_fits_in_a_pipe_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str]) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "__stdout__", None)
+    sizes = {"steps": 10, "sequence_length": 2048, "global_batch_size": 32, "precision": "bf16"}
+    job = {"name": "a", "model": {"preset": "1b"}, "training": sizes, "resources": {"gpus_per_worker": 1}}
+    lines = boost_at("http://127.0.0.1:1")("plan", job_file(tmp_path, job), *options).stdout.splitlines()
+    begin = next(number for number, line in enumerate(lines) if "RANKS" in line)
+    table = lines[begin : lines.index("", begin)]
+    assert len(table) > 1 and all(cells(line) <= WIDTH for line in table)
+    assert any("tp 1" in line for line in table)
+
+
 def test_a_pipe_gets_a_line_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(sys, "__stdout__", None)  # as where the tests' own output is no terminal

@@ -154,7 +154,7 @@ def print_plan(plan: Plan, spec: JobSpec, chosen: ChosenLayouts | None) -> None:
         too_large = each.fits_device is False or each.fits_host is False
         total = "does not fit" if too_large else duration_in_words(each.total_seconds)
         rows.append((str(Layout.of(each)), f"{each.world_size:,}", *takes, total))
-    print_rows(_COLUMNS, rows)
+    print_rows(_COLUMNS, rows, reported=True)
     say("")
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     if plan.fastest is not None:
@@ -213,7 +213,8 @@ def print_search(report: SearchReport, spec: JobSpec) -> None:
         takes = size_in_words(each.memory_bytes), f"{rounded(each.step_seconds)} s", _amount(each.tokens_per_second)
         rows.append((str(number), f"{each.world_size:,}", *takes, duration_in_words(each.total_seconds), each.text))
     if report.choices:
-        print_rows(("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE"), rows)
+        columns = ("", "RANKS", "MEMORY", "STEP", "TOKENS/S", "ALL STEPS", "CHOICE")
+        print_rows(columns, rows, reported=True)
         first = report.choices[0]
         low, high = first.step_seconds_range
         say("")
