@@ -199,10 +199,10 @@ def test_jobs_are_listed_newest_first_page_by_page(store: JobStore) -> None:
     ids = [store.create(a_spec(), ROOT).id for _ in range(5)]
     start(store, ids[0])
     run_to_the_end(store, ids[1])
-    assert [job.id for job in store.list()] == ids[::-1]
-    first = store.list(limit=2)
-    assert [job.id for job in store.list(limit=2, cursor=first[-1].id)] == [ids[2], ids[1]]
-    assert [job.id for job in store.list(JobFilter({JobState.RUNNING, JobState.SUCCEEDED}))] == [ids[1], ids[0]]
+    assert [job.id for job in store.page()[0]] == ids[::-1]
+    first, _ = store.page(limit=2)
+    assert [job.id for job in store.page(limit=2, cursor=first[-1].id)[0]] == [ids[2], ids[1]]
+    assert [job.id for job in store.page(JobFilter({JobState.RUNNING, JobState.SUCCEEDED}))[0]] == [ids[1], ids[0]]
     assert [job.id for job in store.active()] == [ids[0], *ids[2:]]
     assert store.counts() == dict.fromkeys(JobState, 0) | {
         JobState.QUEUED: 3, JobState.RUNNING: 1, JobState.SUCCEEDED: 1,
