@@ -175,12 +175,13 @@ def device_named(name: str) -> Device | None:
     ``NVIDIA A40-12Q``, is not: it has a fraction of the rates; nor is a laptop's, which has another chip. Nor is a name
     with a size of memory that no such device has.
     """
-    joined = re.sub("[ _-]", "", name.upper())
+    joined = re.sub("[ _-]|NVIDIA", "", name.upper())
     for listed in DEVICES:
         if joined in (each.replace("-", "").upper() for each in listed.memory):
             return listed
     words = re.sub(r"(?<=[0-9])[ _-]?GI?B?(?![A-Z0-9])", "GB", name.upper())  # 40G, 40 GB and 40GiB are the same
     words = re.sub("(?<=RTX)(?=A?[0-9])|(?<=[0-9])(?=NVL|PCIE|SXM|ADA)", " ", words)  # RTX4090 is RTX 4090
+    words = re.sub("(?<=NVL)(?=[0-9]+GB)|(?<=PCIE|SXM[0-9])(?=[0-9]+GB)", " ", words)  # PCIE80GB is PCIE 80GB
     there = re.findall(r"[A-Z0-9]+", words)
     written = {*there, *(f"{word}GB" for word in there)}  # A100-40 is A100-40GB
     device = next((device for device in DEVICES if all(word.upper() in written for word in device.words)), None)

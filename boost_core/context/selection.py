@@ -23,7 +23,7 @@ from boost_core.config.job import JobSpec, rank_tokens, tokens_by_part
 from boost_core.config.parallelism import cannot_send_latents, chunk_tokens
 from boost_core.context.placement import Window, local_tasks, moved_tasks, place
 from boost_core.context.plan import AttentionLayer, ContextPlan, Exchange, Figures, Rates, figures
-from boost_core.hardware import BYTES
+from boost_core.hardware import BYTES, Link
 from boost_core.plan.machine import Cluster, Machine, Row
 
 # What context parallel ranks send each other: keys and values, or latents; and the same for moved queries.
@@ -34,6 +34,12 @@ def attention_layer(job: JobSpec) -> AttentionLayer:
     model, parallelism, size = job.model, job.parallelism, BYTES[job.training.precision]
     ranks = parallelism.tensor_parallel_size if chosen_sharding(model, parallelism).wide else 1
     return AttentionLayer(model.hidden_size, model.key_value_size, model.num_attention_heads, model.rank, ranks, size)
+
+
+def _outermost(job: JobSpec, cluster: Cluster) -> Link:
+    """The link of the outermost level that a context parallel group spans, of those outside of a node."""
+    _, row = cluster.rows([job.parallelism.tensor_parallel_size, job.parallelism.context_parallel_size])
+    return cluster.levels[max((level for level, ranks in enumerate(row) if level and ranks > 1), default=-1)].link
 
 
 def sent_between_nodes(job: JobSpec, cluster: Cluster, moved: bool = False) -> Exchange:
@@ -52,7 +58,7 @@ def sent_between_nodes(job: JobSpec, cluster: Cluster, moved: bool = False) -> E
         return chosen
     if len(cluster.levels) == 1 or cannot_send_latents(job.model, job.parallelism, job.training):
         return "keys"
-    node, fabric = cluster.levels[0].link, cluster.levels[-1].link
+    node, fabric = cluster.levels[0].link, _outermost(job, cluster)
     layer = attention_layer(job)  # a token's bytes wide, as latents, and within the node for these
     wide, latents, in_node = layer.key_bytes, layer.latent_bytes, layer.gathered_bytes
     if moved:
@@ -132,8 +138,8 @@ class ContextPlanner:
         _, row = machine.cluster.rows([parallelism.tensor_parallel_size, ranks])
         # Within a kernel's call short pieces lose little, and what does not depend on the placement need not be
         # counted.
-        node, fabric = levels[0].link.bytes_per_second, levels[-1].link.bytes_per_second
-        rates = Rates(machine.profile.attention_flops, node, fabric)
+        fabric = _outermost(job, machine.cluster).bytes_per_second
+        rates = Rates(machine.profile.attention_flops, levels[0].link.bytes_per_second, fabric)
         return cls(
             ranks, chunk_tokens(length, ranks), None if window is None or window >= length else window,
             attention_layer(job), rates, sent_between_nodes(job, machine.cluster),

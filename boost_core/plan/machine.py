@@ -272,12 +272,14 @@ class Level:
         link: Link of each rank while all send at once, so oversubscribed switches are accounted for.
         meshed: Whether every pair has its own wires instead of a switch. The link is then to all others together; among
             fewer ranks the wires to those that do not take part carry nothing.
+        as_in_node: Whether its link is that of a node's GPUs, which goes on beyond the node.
     """
 
     name: str
     fan_out: int
     link: Link
     meshed: bool = False
+    as_in_node: bool = False
 
     def among(self, ranks: int) -> Link:
         """Return each rank's link when only ``ranks`` of them take part."""
@@ -558,8 +560,8 @@ class Machine:
         if gigabits is None or len(self.cluster.levels) == 1:
             return self
         node, *outer = self.cluster.levels
-        adapter, kept = hardware.adapter(gigabits), [link for name, link in hardware.LINKS.items() if "nvlink" in name]
-        levels = (node, *(level if level.link in kept else replace(level, link=adapter) for level in outer))
+        adapter = hardware.adapter(gigabits)
+        levels = (node, *(level if level.as_in_node else replace(level, link=adapter) for level in outer))
         return replace(self, cluster=Cluster(levels))
 
     @property
@@ -686,7 +688,7 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     device = (device_named(kind) if kind else None) or _UNKNOWN_GPU
     levels = [Level("node", device.node_gpus, hardware.LINKS[device.link])]
     if device.rack_nodes > 1:
-        levels.append(replace(levels[0], name="rack", fan_out=device.rack_nodes))
+        levels.append(replace(levels[0], name="rack", fan_out=device.rack_nodes, as_in_node=True))
     fabric = Level("fabric", _MANY, hardware.NETWORKS[device.network_gigabits])
     return Machine(Profile.nominal(device, precision), Cluster((*levels, fabric)))
 
@@ -819,12 +821,12 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.long_overlap,
             precise_flops=inf if device is None else device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
-        links = (self.link, None if described else self.between_nodes)[: len(otherwise.cluster.levels)]
-        levels = list(otherwise.cluster.levels)
-        for index, link in enumerate(links):
-            if link is not None:
+        links, levels = [self.link, None if described else self.between_nodes], list(otherwise.cluster.levels)
+        for index, level in enumerate(levels[:1] + [each for each in levels[1:] if not each.as_in_node]):
+            if (link := links[index] if index < len(links) else None) is not None:
                 source = f"measured among {link.ranks} ranks"
-                levels[index] = replace(levels[index], link=Link(link.base_seconds, 0.0, link.bytes_per_second, source))
+                measured = Link(link.base_seconds, 0.0, link.bytes_per_second, source)
+                levels[levels.index(level)] = replace(level, link=measured)
         return replace(otherwise, profile=profile, cluster=Cluster(tuple(levels)))
 
 

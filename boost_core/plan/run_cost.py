@@ -59,7 +59,7 @@ class RunConditions(Config):
         None,
         description="Rate at which all ranks together write a checkpoint to the store. Default: the service's "
         "measurement of an earlier checkpoint of the tenant in this store; otherwise "
-        f"{8 * GPU_STORE_BYTES_PER_SECOND / 1e9:.2g} per node, the share of Llama 3's file system.",
+        f"{8 * GPU_STORE_BYTES_PER_SECOND / 1e9:.2g} per node of 8 GPUs, their share of Llama 3's file system.",
     )
 
 
@@ -81,9 +81,9 @@ class PlannedCheckpoint(Config):
     )
     practical_every_steps: int | None = Field(
         None,
-        description="The job's own interval if its goodput is within 0.5 % of the highest and it is at most 4 hours; "
-        "else the longest of round numbers of steps for which that holds, up to the longer of the job's and "
-        "best_every_steps; best_every_steps if there is none.",
+        description="The job's own interval if its goodput is within 0.5 % of the highest and it, or the job, takes at "
+        "most 4 hours; else the longest of round numbers of steps for which that holds, up to the longer of the job's "
+        "and best_every_steps; best_every_steps if there is none.",
     )
 
 
@@ -169,7 +169,7 @@ def planned_run(
     # A checkpoint: how long it is written, and for how long steps wait for it.
     size, nodes = checkpoint_bytes(job), ceil(layout.world_size / node)
     known = conditions.store_gigabytes_per_second
-    rate = 8 * GPU_STORE_BYTES_PER_SECOND * nodes if known is None else known * 1e9
+    rate = min(8, node) * GPU_STORE_BYTES_PER_SECOND * nodes if known is None else known * 1e9
     written, every = size / rate, saves.every_steps * step
     copied = copies / state_copies(job)
     waits = copied  # bytes whose copy holds up the steps; on a GPU, those that its passes do not hide
@@ -293,8 +293,11 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
         limit = ", twice what writing takes," if (best - 1) * step < _LEAST_WRITES * checkpoint.write_seconds else ""
         advice = f"{apart} ({duration_in_words(best * step)}){limit} would lose least by Daly's formula"
         if kept or practical != best:
-            whose = f"every {counted(practical, 'step')}{', as in the job,' if practical == own else ''} is practical"
-            advice = ("" if kept else f"{advice}; ") + f"{whose} ({duration_in_words(practical * step)}; {_PRACTICAL})"
+            whose = "one at the end" if practical >= steps else f"every {counted(practical, 'step')}"
+            whose += ", as in the job, is practical" if practical == own else " is practical"
+            apart_seconds = min(practical, steps) * step
+            rule = f"; {_PRACTICAL}" if apart_seconds <= _MOST_LOST_SECONDS else ""
+            advice = ("" if kept else f"{advice}; ") + f"{whose} ({duration_in_words(apart_seconds)}{rule})"
         number = min(ceil(steps / practical), keep or steps)
         advice += f"; {number:,} then fill {size_in_words(number * checkpoint.bytes)}"
         if keep is None:

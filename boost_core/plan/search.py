@@ -691,7 +691,7 @@ def search_report(
     why = list(reasons(result, limit, machine, Layout.of(spec.parallelism)))
     if not spec.resources.gpus_per_worker:
         said = f"the job asks for no GPUs: these are {counted(request.gpus, 'CPU rank')}"
-        why.insert(0, f"{said}; give --gpus {request.gpus}xH100, or set resources.gpus_per_worker: 1")
+        why.insert(0, f"{said}; set resources.gpus_per_worker: 1, and a resources.accelerator_type such as H100")
     if first is None:  # how many GPUs would do, by doubling their number
         gpus, took = request.gpus, 0.0
         while took < _LAST_SECONDS and 2 * gpus <= min(_MOST_GPUS, machine.cluster.size):
@@ -719,7 +719,8 @@ def search_report(
             reason = f"with {more.layout.world_size:,} a step takes {takes}"
         else:
             if more is not None:
-                reason = f"with {more.layout.world_size:,}, {more.layout}, a step takes {-less:.1%} longer; "
+                takes = f"takes {-less:.1%} longer" if less <= -0.0005 else "takes as long"
+                reason = f"with {more.layout.world_size:,}, {more.layout}, a step {takes}; "
             many = f"do not divide among {most:,} replicas, but {among}" if batch % most else f"divide {among} replicas"
             reason += f"{sequences} {many}, {each}"
         why.append(f"{used:,} of {request.gpus:,} GPUs are used: {reason}")

@@ -10,6 +10,8 @@ import pytest
 
 from boost_core.architecture import FlopRates, block_flops_per_token
 from boost_core.config import JobSpec
+from boost_core.config.parallelism import Layout
+from boost_core.context.selection import ContextPlanner
 from boost_core.hardware import DEVICES, LINKS, device_named, lacks_compiler, memory_named, peak_flops_per_second
 from boost_core.plan.machine import lacks_precision
 from boost_core.plan.report import network_in_words
@@ -57,6 +59,7 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
     ("H100-80", 80, 3.35, "nvlink-h200"), ("L4-24", 22, 0.3, "pcie-4"),
     ("H100NVL", 94, 3.9, "pcie-5"), ("rtx4090", 24, 1.008, "pcie-4-host"), ("RTX6000 Ada", 48, 0.96, "pcie-4"),
     ("NVIDIA RTXA6000", 48, 0.768, "pcie-4"), ("a100pcie40g", 40, 1.555, "pcie-4"),
+    ("H100PCIE80GB", 80, 2.0, "pcie-5"), ("A100SXM440GB", 40, 1.555, "nvlink-a100"), ("NVIDIA-A10G", 22, 0.6, "pcie-4"),
     ("L4-24GB", 22, 0.3, "pcie-4"), ("L40-48G", 45, 0.864, "pcie-4"), ("NVIDIA GH200 480GB", 96, 4.0, "nvlink-h200"),
 ])  # fmt: skip
 def test_each_kind_has_its_own_memory_and_links(kind: str, gigabytes: int, terabytes: float, link: str) -> None:
@@ -177,6 +180,10 @@ def test_tensor_parallel_ranks_stay_in_a_node_of_the_kind(kind: str, joined: str
     assert max(choice.layout.tp for choice in search(spec, 16, machine, top=100).choices) == largest
     with nullcontext() if largest == 8 else pytest.raises(NothingFits):  # one sequence is for tp 8 alone
         assert choose_layouts(spec).layouts[0].tensor_parallel_size == 8
+    if kind == "GB200":  # keys of a group in a rack
+        at = spec.at(Layout(4, 1, 1, cp=4)).model_copy(update={"elasticity": None})
+        rates = ContextPlanner.of(at, machine).rates
+        assert rates.fabric_bytes == rates.node_bytes == machine.cluster.levels[1].link.bytes_per_second
     slower = machine.joined_at(100).cluster.levels
     assert [level.link for level in slower[:-1]] == [level.link for level in machine.cluster.levels[:-1]]
     assert slower[-1].link.bytes_per_second == 0.8 * 12.5e9

@@ -176,6 +176,9 @@ def test_longer_intervals_than_the_jobs_own_are_advised_only_where_they_lose_les
     best, practical, run = advice(10**5)  # 11 days; a failure may lose 4 hours, though ten times as much costs little
     assert best < practical == 1000 and 10.0 < run.total_seconds / 10**6 < 4 * 3600 / 1000
     assert "; every 1,000 steps is practical (2 h " in run.words[3]
+    best, practical, run = advice(10**5, steps=1000)
+    assert best < 1000 < practical == 10**5
+    assert "; one at the end, as in the job, is practical (2 h " in run.words[3]
     best, practical, run = advice(10, bandwidth=2e7)  # steps wait for most of each copy
     assert practical == best > 100 and goodput_of(run).from_checkpoints < 0.9 * goodput_of(run).from_best_checkpoints
 

@@ -148,6 +148,8 @@ def test_measured_links_are_those_of_their_levels() -> None:
     measured = machine_of(spec, both)
     assert (measured.profile.overlap, rates(measured)) == (0.5, [5e9, 2e9])
     assert [level.fan_out for level in measured.cluster.levels] == [level.fan_out for level in nominal.cluster.levels]
+    racks = tiny_job("corpus", "checkpoints", resources={"gpus_per_worker": 1, "accelerator_type": "GB200"})
+    assert rates(machine_of(racks, both)) == [5e9, rates(machine_of(racks))[1], 2e9]  # NVLink goes on in a rack
     inner_only = machine_of(spec, both.model_copy(update={"between_nodes": None}))
     assert rates(inner_only) == [5e9, rates(nominal)[1]]
     assert rates(MEASURED.model_copy(update={"link": link, "between_nodes": between}).machine(MACHINE, "fp32")) == [5e9]

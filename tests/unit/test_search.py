@@ -678,7 +678,7 @@ def test_the_kind_of_gpu_is_an_option_of_the_plan(tmp_path: Path) -> None:
 
     for spelled in ("8xh100", "8 x H100", "8X H100"):
         assert json.loads(run(spelled, "--json").stdout)["device_memory_bytes"] == 80e9
-    assert "- the job asks for no GPUs: these are 8 CPU ranks; give --gpus 8xH100, or set" in run("8").output
+    assert "- the job asks for no GPUs: these are 8 CPU ranks; set resources.gpus_per_worker: 1" in run("8").output
     assert json.loads(run("4xRTX-4090", "--json").stdout)["device_memory_bytes"] == 24e9
     own = json.loads(run("A100-40G", "--json").stdout)
     assert [shape["device_memory_bytes"] for shape in own["shapes"]] == [40e9]
