@@ -720,7 +720,7 @@ class Gradients:
         scale, group = self._unscaled.pop(name), self._group_of[name]
         weight, scale_d = self._weights[name](), self._weights[scale]()
         if weight is None or scale_d is None:
-            raise AssertionError("it is gone")
+            raise AssertionError("the weight or its scale is gone")
         sum_dc, scale_sums = group.sums[name].view(len(scale_d), -1), self._group_of[scale].sums[scale]
         is_first, weight_dc = not self._arrivals[scale], weight.detach().view(sum_dc.shape)
         norms = group.norms[name] if group is self._squares_of and sum_dc.shape[1] % BLOCK == 0 else None
@@ -731,7 +731,7 @@ class Gradients:
 
     def _settle(self) -> None:
         """Do what is left to do with gradients of which all have come."""
-        # To the complete ones the scales are added meanwhile.
+        # Unscaling completes scales, which this goes through, too.
         complete = [name for name in self._complete if name not in self._unscaled or not self._unscale(name)]
         self._complete = []
         if self._squares_of is not None:

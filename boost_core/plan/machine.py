@@ -675,8 +675,8 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """Return the machine that a job's workers run on.
 
     If no kind of GPU is named, it is an A100, but of unknown memory; so is one without figures for a gang that runs on
-    it, which plans refuse (``refuse_unfit_gpu``). A node is assumed to have as many GPUs as those of
-    its kind usually have, and each GPU the network that it usually has.
+    it, which plans refuse (``refuse_unfit_gpu``). A node is assumed to have as many GPUs, and each GPU the network, as
+    is usual for its kind.
 
     Args:
         resources: The job's resources.
@@ -821,12 +821,12 @@ class MeasuredProfile(Config):
             self.link.overlap if self.link else otherwise.profile.long_overlap,
             precise_flops=inf if device is None else device.tflops.get("fp64", inf) * 1e12,
         )  # fmt: skip
-        links, levels = [self.link, None if described else self.between_nodes], list(otherwise.cluster.levels)
-        for index, level in enumerate(levels[:1] + [each for each in levels[1:] if not each.as_in_node]):
-            if (link := links[index] if index < len(links) else None) is not None:
+        links, levels = (self.link, None if described else self.between_nodes), list(otherwise.cluster.levels)
+        places = [place for place, level in enumerate(levels) if not level.as_in_node]
+        for place, link in zip(places, links, strict=False):
+            if link is not None:
                 source = f"measured among {link.ranks} ranks"
-                measured = Link(link.base_seconds, 0.0, link.bytes_per_second, source)
-                levels[levels.index(level)] = replace(level, link=measured)
+                levels[place] = replace(levels[place], link=Link(link.base_seconds, 0.0, link.bytes_per_second, source))
         return replace(otherwise, profile=profile, cluster=Cluster(tuple(levels)))
 
 

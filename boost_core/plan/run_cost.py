@@ -83,7 +83,7 @@ class PlannedCheckpoint(Config):
         None,
         description="The job's own interval if its goodput is within 0.5 % of the highest and it, or the job, takes at "
         "most 4 hours; else the longest of round numbers of steps for which that holds, up to the longer of the job's "
-        "and best_every_steps; best_every_steps if there is none.",
+        "and best_every_steps; else best_every_steps.",
     )
 
 
@@ -258,7 +258,7 @@ def _in_words(run: PlannedRun, job: JobSpec, layout: Layout, step: float, assume
     """A run as sentences; ``assumed``: whether the store's rate is."""
     on_gpu, checkpoint, goodput = job.resources.gpus_per_worker > 0, run.checkpoint, run.goodput
     totals = [("all steps", "without waits and failures", 1.0)]
-    if goodput is not None and goodput.from_checkpoints > 1e-4:  # otherwise there is no end
+    if goodput is not None and goodput.from_checkpoints > 1e-4:  # else it would hardly ever finish
         including = "with waits for checkpoints and with failures that go back to one"
         totals.append(("expected", including, 1 / goodput.from_checkpoints))
     for name, including, ratio in totals:

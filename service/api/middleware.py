@@ -78,7 +78,7 @@ class Answering:
                     own, added = [header for header in own if header[0] != _NOT_STORED[0]], self._added_to_api
                 message = {**message, "headers": [*own, (b"x-request-id", request_id.encode()), *added]}
                 if status >= _FAILED:
-                    level = logging.INFO if route == "/readyz" else logging.ERROR  # "not yet" is no failure
+                    level = logging.INFO if route == "/readyz" else logging.ERROR  # not being ready is no fault
                     _log.log(level, "request %s, %s %r: %d", request_id, scope["method"], scope["path"], status)
                 is_answered = True
                 self._metrics.requests.labels(*labels, str(status)).inc()
